@@ -1,0 +1,206 @@
+"""A number is only ever given with its interval and with how many independent things it rests on.
+
+Which interval. Replies to one prompt resemble each other, so what is resampled are clusters (prompts), never
+rows. The plain percentile bootstrap is too narrow with few clusters (it covers about 92 % instead of 95 % at
+20), because it uses the normal's quantiles and divides by n instead of n - 1. `bootstrap_ratio` therefore
+reads the *expanded* percentiles of Hesterberg, "What Teachers Should Know About the Bootstrap" (The American
+Statistician 69, 2015, section 5.3): instead of a = (1 - confidence) / 2 it takes the quantile at
+
+    a' = Phi(-sqrt(n / (n - 1)) * t(1 - a; n - 1))        n = number of clusters
+
+which reproduces Student's interval for symmetric data, and stays inside the range of a bounded metric.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evaluation.errors import EvaluationError
+
+Array = npt.NDArray[Any]
+RESAMPLES = 2000
+# Index matrices are made in pieces of at most this many numbers (8 bytes each), so that 100,000 prompts
+# need no more memory than 1,000.
+CHUNK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    `n` counts independent units (clusters such as prompts), not rows. Where nothing can be said about the
+    spread (fewer than two clusters) the interval is infinite, or the metric's whole range if it has one.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+    confidence: float = 0.95
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """As plain JSON: what is not finite becomes null."""
+        ends = {"value": self.value, "low": self.low, "high": self.high}
+        finite = {key: (float(end) if math.isfinite(end) else None) for key, end in ends.items()}
+        return {**finite, "n": int(self.n), "confidence": self.confidence}
+
+
+def bootstrap_mean(
+    values: npt.ArrayLike,
+    clusters: npt.ArrayLike | None = None,
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = None,
+) -> Estimate:
+    """Mean of `values` with a cluster-bootstrap interval (see the module's text).
+
+    Args:
+        values: shape (N,), finite numbers.
+        clusters: shape (N,), what each value belongs to; None: every value is independent.
+        seed: of the resampling; the same seed gives the same interval.
+        resamples: how many bootstrap samples.
+        confidence: of the two-sided interval.
+        bounds: the metric's range, when it has one, e.g. (0, 1) for a share.
+
+    Raises:
+        EvaluationError: shapes differ, or a value is not finite.
+    """
+    numerator = np.asarray(values, dtype=np.float64)
+    return bootstrap_ratio(
+        numerator,
+        np.ones_like(numerator),
+        clusters,
+        seed=seed,
+        resamples=resamples,
+        confidence=confidence,
+        bounds=bounds,
+    )
+
+
+def bootstrap_ratio(
+    numerator: npt.ArrayLike,
+    denominator: npt.ArrayLike,
+    clusters: npt.ArrayLike | None = None,
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = None,
+) -> Estimate:
+    """sum(numerator) / sum(denominator) with a cluster-bootstrap interval; both of shape (N,).
+
+    A bounded ratio that is the same in every cluster has no visible spread, which does not mean it has none:
+    twenty wins of twenty do not prove a win rate of 100 %. Its interval is then Wilson's.
+
+    Raises:
+        EvaluationError: shapes differ, or a value is not finite.
+    """
+    top, bottom = _cluster_sums(numerator, denominator, clusters)
+    n = len(top)
+    if n == 0 or bottom.sum() == 0:
+        low, high = bounds or (-math.inf, math.inf)
+        return Estimate(math.nan, low, high, n, confidence)
+    value = float(top.sum() / bottom.sum())
+    if n == 1:
+        low, high = bounds or (-math.inf, math.inf)
+        return Estimate(value, low, high, n, confidence)
+    if bounds is not None and np.ptp(top / np.where(bottom == 0, 1, bottom)) == 0:
+        floor, ceiling = bounds
+        share = wilson((value - floor) / (ceiling - floor) * n, n, confidence=confidence)
+        return Estimate(
+            value,
+            floor + share.low * (ceiling - floor),
+            floor + share.high * (ceiling - floor),
+            n,
+            confidence,
+        )
+    draws = resampled_ratios(top, bottom, seed=seed, resamples=resamples)
+    tail = expanded_tail(n, confidence)
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Estimate(value, float(low), float(high), n, confidence)
+
+
+def resampled_ratios(top: Array, bottom: Array, *, seed: int, resamples: int) -> Array:
+    """Ratios of sums over clusters drawn with replacement, shape (resamples,)."""
+    rng = np.random.default_rng(seed)
+    n = len(top)
+    step = max(1, CHUNK // n)
+    pieces = []
+    for start in range(0, resamples, step):
+        drawn_R_N = rng.integers(0, n, size=(min(step, resamples - start), n))
+        sums = bottom[drawn_R_N].sum(axis=1)
+        # A sample without any denominator says nothing about the ratio.
+        pieces.append(top[drawn_R_N].sum(axis=1)[sums != 0] / sums[sums != 0])
+    return np.concatenate(pieces)
+
+
+def expanded_tail(n: int, confidence: float) -> float:
+    """The quantile level a' of the module's text for `n` >= 2 clusters."""
+    from scipy.special import ndtr, stdtrit
+
+    student = float(stdtrit(n - 1, 1 - (1 - confidence) / 2))
+    return float(ndtr(-math.sqrt(n / (n - 1)) * student))
+
+
+def wilson(successes: float, n: int, *, confidence: float = 0.95) -> Estimate:
+    """A share with Wilson's score interval (JASA 22, 1927): honest for small n and at 0 and 1.
+
+    `successes` may be fractional: half a success for a tie.
+
+    Raises:
+        EvaluationError: successes outside [0, n].
+    """
+    from scipy.special import ndtri
+
+    if not 0 <= successes <= n:
+        raise EvaluationError("A share needs 0 <= successes <= n.", got=f"{successes} of {n}")
+    if n == 0:
+        return Estimate(math.nan, 0.0, 1.0, 0, confidence)
+    z2 = float(ndtri(1 - (1 - confidence) / 2)) ** 2
+    share = successes / n
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2) / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    # At the ends the formula gives the end itself, but for rounding.
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == n else min(1.0, centre + half)
+    return Estimate(share, low, high, n, confidence)
+
+
+def cluster_codes(clusters: npt.ArrayLike | None, size: int) -> tuple[Array, int]:
+    """(code of each row, shape (N,); how many clusters). Codes follow the sorted names, not their order."""
+    if clusters is None:
+        return np.arange(size), size
+    names = np.asarray(clusters)
+    if names.shape != (size,):
+        raise EvaluationError("Every value needs its cluster.", got=f"{names.shape} for {size} values")
+    distinct, codes = np.unique(names.astype(str), return_inverse=True)
+    return codes, len(distinct)
+
+
+def _cluster_sums(
+    numerator: npt.ArrayLike, denominator: npt.ArrayLike, clusters: npt.ArrayLike | None
+) -> tuple[Array, Array]:
+    top = np.asarray(numerator, dtype=np.float64)
+    bottom = np.asarray(denominator, dtype=np.float64)
+    if top.ndim != 1 or top.shape != bottom.shape:
+        raise EvaluationError(
+            "Numerators and denominators must be two lists of one length.", got=f"{top.shape}, {bottom.shape}"
+        )
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
+        raise EvaluationError(
+            "An average needs finite numbers.",
+            got=f"{int((~np.isfinite(top)).sum())} of {len(top)} values are NaN or infinite",
+            next_step="look at the scorer that made them; a missing score is not a score",
+        )
+    codes, n = cluster_codes(clusters, len(top))
+    return (
+        np.bincount(codes, weights=top, minlength=n),
+        np.bincount(codes, weights=bottom, minlength=n),
+    )

@@ -1,0 +1,106 @@
+"""Log-probabilities of replies under a policy: for KL to the champion and for held-out preference accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.replies import Chat, Policy
+
+
+@dataclass(frozen=True)
+class ReplyLogprobs:
+    """Summed log-probability of each reply given its prompt."""
+
+    total: np.ndarray
+    """(B,) nats."""
+    tokens: np.ndarray
+    """(B,) reply tokens scored, the end-of-turn token included."""
+
+    @property
+    def per_token(self) -> np.ndarray:
+        """(B,) nats per token."""
+        return self.total / np.maximum(self.tokens, 1)
+
+
+def reply_logprobs(
+    policy: Policy,
+    prompts: Sequence[Chat],
+    replies: Sequence[str],
+    *,
+    max_tokens: int = 1024,
+    tokens_per_batch: int = 4096,
+    progress: Callable[[int], None] | None = None,
+) -> ReplyLogprobs:
+    """Score replies under `policy`, longest together, reply tokens only.
+
+    Args:
+        prompts: B chats.
+        replies: B reply texts; each is scored as an assistant turn with its end mark.
+        max_tokens: prompt and reply beyond this many tokens are cut at the end.
+        tokens_per_batch: padded tokens per forward pass: bounds memory.
+    """
+    import torch
+
+    encoded = [_encode(policy, p, r, max_tokens) for p, r in zip(prompts, replies, strict=True)]
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]))
+    total, tokens = np.zeros(len(encoded)), np.zeros(len(encoded), dtype=np.int64)
+    pad = policy.tokenizer.pad_token_id
+    for batch in _batches(order, [len(e[0]) for e in encoded], tokens_per_batch):
+        width = max(len(encoded[i][0]) for i in batch)
+        ids = torch.full((len(batch), width), pad)
+        mask = torch.zeros((len(batch), width), dtype=torch.long)
+        for row, i in enumerate(batch):
+            ids[row, : len(encoded[i][0])] = torch.tensor(encoded[i][0])
+            mask[row, : len(encoded[i][0])] = 1
+        for row, logp in enumerate(_row_logprobs(policy, ids, mask, [encoded[i][1] for i in batch])):
+            total[batch[row]], tokens[batch[row]] = logp.sum(), len(logp)
+        if progress:
+            progress(len(batch))
+    return ReplyLogprobs(total, tokens)
+
+
+def _row_logprobs(policy: Policy, ids: object, mask: object, starts: list[int]) -> list[np.ndarray]:
+    """Per row, log p of every token from `start` on; logits are made for those positions alone."""
+    import torch
+
+    assert isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor)
+    device = policy.model.device
+    with torch.inference_mode():
+        decoder = policy.model.get_decoder()
+        hidden = decoder(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
+        head = policy.model.get_output_embeddings()
+        rows = []
+        for row, start in enumerate(starts):
+            end = int(mask[row].sum())
+            logits = head(hidden[row, start - 1 : end - 1]).float()
+            targets = ids[row, start:end].to(device)
+            rows.append(torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0].cpu().numpy())
+    return rows
+
+
+def _encode(policy: Policy, prompt: Chat, reply: str, max_tokens: int) -> tuple[list[int], int]:
+    """Token ids of prompt and reply, and where the reply starts."""
+    template = policy.tokenizer.apply_chat_template
+    before = list(template(prompt, tokenize=True, add_generation_prompt=True, return_dict=False))
+    chat = [*prompt, {"role": "assistant", "content": reply}]
+    whole = list(template(chat, tokenize=True, return_dict=False))
+    start = len(before)
+    while whole[:start] != before[:start]:
+        start -= 1
+    if len(whole) > max_tokens:
+        cut = min(len(whole) - max_tokens, start - 1)
+        whole, start = whole[cut : cut + max_tokens], start - cut
+    return whole, max(1, start)
+
+
+def _batches(order: list[int], lengths: list[int], tokens_per_batch: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for i in order:
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= tokens_per_batch:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

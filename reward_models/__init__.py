@@ -1,0 +1,1 @@
+"""Preference data in, a scorer out: `score(prompts, completions) -> Rewards`."""

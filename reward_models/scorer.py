@@ -1,0 +1,117 @@
+"""What every reward model offers, and how one is found by name."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from feedback.errors import PalateError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Chat = list[dict[str, str]]
+NOT_METHODS = {"errors", "scorer", "features", "hardware", "representation", "heldout", "ties"}
+
+
+class RewardModelError(PalateError, ValueError):
+    """A reward model is unknown, unreadable, or would be misused."""
+
+
+class NotEnoughVotes(RewardModelError):
+    """Too few preference rows to fit a reward model."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Scores of B replies; only differences between replies to one prompt mean anything."""
+
+    mean: np.ndarray
+    """(B,) expected reward, in log-odds of being preferred."""
+    std: np.ndarray
+    """(B,) standard deviation of that expectation; NaN where the model cannot tell."""
+
+
+class Scorer(Protocol):
+    """A fitted reward model."""
+
+    trained_on: frozenset[str]
+    """`preference_id`s it was fitted on."""
+
+    def score(
+        self,
+        prompts: Sequence[Chat],
+        completions: Sequence[str],
+        user_ids: Sequence[str | None] | None = None,
+    ) -> Rewards:
+        """Score B completions of B prompts."""
+        ...
+
+    def probabilities(self, difference: np.ndarray) -> np.ndarray:
+        """(N, 3) probabilities of win, tie, loss for N reward differences (first minus second)."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write the model to `directory`, complete or not at all."""
+        ...
+
+
+def methods() -> list[str]:
+    """Names of the reward models that ship with palate."""
+    names = [m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    return sorted(n for n in names if n not in NOT_METHODS)
+
+
+def method(name: str) -> object:
+    """The module that implements reward model `name` (`fit`, `load`, `Config`).
+
+    Raises:
+        RewardModelError: no such reward model.
+    """
+    if name not in methods():
+        raise RewardModelError(
+            "No reward model has that name.",
+            got=name,
+            allowed=", ".join(methods()),
+            next_step="set [reward] method",
+        )
+    return importlib.import_module(f"reward_models.{name}")
+
+
+def load(directory: Path, base: Path) -> Scorer:
+    """Load a reward model that `save` wrote.
+
+    Raises:
+        RewardModelError: the directory holds no reward model.
+    """
+    try:
+        name = json.loads((directory / "reward_model.json").read_text())["method"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RewardModelError("The directory holds no readable reward model.", got=directory) from error
+    scorer: Scorer = method(name).load(directory, base)  # type: ignore[attr-defined]
+    return scorer
+
+
+def refuse_shared_rows(training: Scorer, evaluation: Scorer) -> None:
+    """Raise unless the two scorers were fitted on disjoint preference rows.
+
+    A candidate judged by what it was trained with proves nothing.
+
+    Raises:
+        RewardModelError: they share rows.
+    """
+    shared = training.trained_on & evaluation.trained_on
+    if shared:
+        raise RewardModelError(
+            "The evaluation scorer shares training rows with the training scorer.",
+            got=f"{len(shared)} shared rows, e.g. {min(shared)}",
+            allowed="disjoint rows: the splits `train` and `evaluation`",
+            next_step="rebuild the dataset with `palate build`",
+        )

@@ -1,0 +1,1 @@
+"""Which model serves: registry, recorded decisions, promotion and rollback."""
