@@ -39,7 +39,7 @@ def reply_logprobs(
     Args:
         prompts: B chats.
         replies: B reply texts; each is scored as an assistant turn with its end mark.
-        max_tokens: prompt and reply beyond this many tokens are cut at the end.
+        max_tokens: a longer prompt loses its start; a reply that alone is longer loses its end.
         tokens_per_batch: padded tokens per forward pass: bounds memory.
     """
     import torch

@@ -26,8 +26,10 @@ class SamplingConfig(BaseModel):
     """Longest reply, in tokens."""
     temperature: float = Field(default=0.7, ge=0)
     """0 is greedy."""
-    top_p: float = Field(default=0.9, gt=0, le=1)
-    """Nucleus size."""
+    top_k: int = Field(default=50, ge=0)
+    """Sample among this many likeliest tokens; 0 is all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus size; below 1 every step sorts the vocabulary, which on a CPU can cost more than the model."""
     batch_size: int = Field(default=32, ge=1)
     """Prompts decoded together."""
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -101,6 +103,7 @@ def sample(
     tokenizer, model = policy.tokenizer, policy.model
     encoded = [encode_prompt(tokenizer, p, config.max_prompt_tokens) for p in prompts]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    ends = _end_tokens(policy)
     replies: list[Reply | None] = [None] * len(encoded)
     torch.manual_seed(seed)
     for start in range(0, len(order), config.batch_size):
@@ -115,25 +118,32 @@ def sample(
                 "do_sample": True,
                 "temperature": config.temperature,
                 "top_p": config.top_p,
-                "top_k": 0,
+                "top_k": config.top_k,
             }
         with torch.inference_mode():
-            output = model.generate(
+            output = model.generate(  # type: ignore[operator]
                 **padded,
                 max_new_tokens=config.max_new_tokens,
                 pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=ends,
                 **sampling,
             )
         for i, row in zip(batch, output[:, padded["input_ids"].shape[1] :].tolist(), strict=True):
-            replies[i] = _reply(tokenizer, row)
+            replies[i] = _reply(tokenizer, row, ends)
         if progress:
             progress(len(batch))
     return [r for r in replies if r is not None]
 
 
-def _reply(tokenizer: PreTrainedTokenizerBase, row: list[int]) -> Reply:
-    end = tokenizer.eos_token_id
-    finished = end in row
-    ids = row[: row.index(end) + 1] if finished else row
-    text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-    return Reply(text, len(ids), finished, tuple(ids))
+def _end_tokens(policy: Policy) -> list[int]:
+    """Every token that ends a turn: the tokenizer's, and those the model's own generation config names."""
+    configured = policy.model.generation_config.eos_token_id
+    several = configured if isinstance(configured, list) else [configured]
+    return sorted({int(i) for i in [policy.tokenizer.eos_token_id, *several] if i is not None})
+
+
+def _reply(tokenizer: PreTrainedTokenizerBase, row: list[int], ends: list[int]) -> Reply:
+    stop = next((k for k, token in enumerate(row) if token in ends), None)
+    ids = row if stop is None else row[: stop + 1]
+    text = str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    return Reply(text, len(ids), stop is not None, tuple(ids))

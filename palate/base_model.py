@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feedback.errors import PalateError
 
@@ -130,7 +130,7 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             weights.parent,
             gguf_file=weights.name,
             dtype=torch.float32,
@@ -139,7 +139,8 @@ def _convert_gguf(weights: Path, target: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         try:
-            os.replace(staging, target)
+            staging.chmod(0o755)
+            staging.replace(target)
         except OSError:
             # Another process finished the same conversion first; its copy is as good.
             if not (target / "config.json").is_file():

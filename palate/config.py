@@ -114,6 +114,10 @@ class Evaluation(BaseModel):
     """Reward differences up to this count as ties."""
 
 
+def _default_gates() -> dict[str, dict[str, Any]]:
+    return {"win_rate": {}, "length_drift": {}, "kl_budget": {}}
+
+
 class Project(BaseModel):
     """A whole project file."""
 
@@ -133,9 +137,7 @@ class Project(BaseModel):
     reward: Reward = Reward()
     train: Train = Train()
     evaluation: Evaluation = Evaluation()
-    gates: dict[str, dict[str, Any]] = Field(
-        default_factory=lambda: {"win_rate": {}, "length_drift": {}, "kl_budget": {}}
-    )
+    gates: dict[str, dict[str, Any]] = Field(default_factory=_default_gates)
     """Gate name to its settings; a candidate passes when all of them pass."""
     registry: RegistryConfig = RegistryConfig()
     population: PopulationConfig = PopulationConfig()

@@ -1,12 +1,13 @@
 """Fast reward model: linear Bradley-Terry with ties on frozen embeddings and named text features.
 
-Embeddings are reduced to their leading principal components and every column is standardised; the ridge is chosen
-by cross-validation over prompts, so that a small data set gives a cautious model instead of a confident one.
+Embeddings are reduced to their leading principal components and every column is standardised; the ridge is
+chosen by cross-validation over prompts, so that a small data set gives a cautious model, not a confident one.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +60,11 @@ class BradleyTerry:
         self,
         prompts: Sequence[Chat],
         completions: Sequence[str],
-        user_ids: Sequence[str | None] | None = None,
+        user_ids: Sequence[str | None] | None = None,  # noqa: ARG002 - the protocol of scorers
     ) -> Rewards:
         """Rewards of B completions; this model has one taste for everybody, so `user_ids` changes nothing."""
+        if not completions:
+            return Rewards(np.zeros(0), np.zeros(0))
         raw = represent(
             self.base, prompts, completions, max_tokens=self.config.max_tokens, cache_dir=self.cache_dir
         )
@@ -80,6 +83,7 @@ class BradleyTerry:
     def save(self, directory: Path) -> None:
         """Write `reward_model.json` and `weights.npz`; the JSON, written last, makes it loadable."""
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / "reward_model.json").unlink(missing_ok=True)
         partial = directory / "weights.partial.npz"
         np.savez(
             partial,
@@ -103,7 +107,7 @@ class BradleyTerry:
         partial_json.replace(directory / "reward_model.json")
 
 
-def load(directory: Path, base: Path) -> BradleyTerry:
+def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyTerry:
     """Load what `save` wrote.
 
     Raises:
@@ -111,17 +115,25 @@ def load(directory: Path, base: Path) -> BradleyTerry:
     """
     try:
         about = json.loads((directory / "reward_model.json").read_text())
-        arrays = np.load(directory / "weights.npz")
-    except (OSError, ValueError) as error:
+        with np.load(directory / "weights.npz") as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        fitted = ties.Fit(arrays["weights"], about["log_nu"], arrays["covariance"])
+        config = Config.model_validate(about["config"])
+        return BradleyTerry(
+            base,
+            config,
+            arrays["center"],
+            arrays["components"],
+            arrays["scale"],
+            fitted,
+            about["ridge"],
+            frozenset(about["trained_on"]),
+            cache_dir,
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RewardModelError(
             "The reward model cannot be read.", got=directory, next_step="palate train"
         ) from error
-    fitted = ties.Fit(arrays["weights"], about["log_nu"], arrays["covariance"])
-    config = Config.model_validate(about["config"])
-    ids = frozenset(about["trained_on"])
-    return BradleyTerry(
-        base, config, arrays["center"], arrays["components"], arrays["scale"], fitted, about["ridge"], ids
-    )
 
 
 def fit(
@@ -140,7 +152,8 @@ def fit(
     """
     import pyarrow.compute as pc
 
-    rows = rows.filter(pc.is_valid(rows["rejected"]) & pc.greater(rows["weight"], 0)).sort_by("preference_id")
+    counted = pc.field("rejected").is_valid() & (pc.field("weight") > 0)
+    rows = rows.filter(counted).sort_by("preference_id")
     if rows.num_rows < config.min_rows:
         raise NotEnoughVotes(
             "Too few paired preference rows to fit a reward model.",

@@ -39,7 +39,7 @@ NAMES = (
 
 
 def text_features(prompts: Sequence[str], replies: Sequence[str]) -> np.ndarray:
-    """(B, len(NAMES)) features of B replies; counts enter as log(1 + count) so that long replies do not dominate.
+    """(B, len(NAMES)) features of B replies; counts enter as log(1 + count), lest long replies dominate.
 
     Args:
         prompts: last user message of each prompt.

@@ -32,7 +32,7 @@ class Heldout:
 
     @property
     def correct(self) -> np.ndarray:
-        """(N,) 1 where the scorer puts the winner first (0.5 when it cannot tell); meaningful on decided rows."""
+        """(N,) 1 where the scorer puts the winner first, 0.5 when it cannot tell; for decided rows."""
         lean = self.probabilities[:, ties.WIN] - self.probabilities[:, ties.LOSS]
         right = np.where(self.outcome == ties.WIN, lean > 0, lean < 0)
         return np.where(lean == 0, 0.5, right.astype(float))

@@ -1,13 +1,14 @@
 """Full reward model: the base language model with a scalar head, fine-tuned with LoRA (TRL RewardTrainer).
 
-Loss per pair: -log sigmoid(r_chosen - r_rejected - margin) plus `center` * (r_chosen + r_rejected)^2.
-Source: Ouyang et al. 2022 (arXiv 2203.02155), eq. 1; centring: Eisenstein et al. 2023 (arXiv 2312.09244), eq. 2.
+Loss per pair: -log sigmoid(r_chosen - r_rejected) plus `center` * (r_chosen + r_rejected)^2.
+Source: Ouyang et al. 2022 (arXiv 2203.02155), eq. 1; centring: Eisenstein et al. 2023 (arXiv 2312.09244),
+eq. 2.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ class PreferenceLM:
         self,
         prompts: Sequence[Chat],
         completions: Sequence[str],
-        user_ids: Sequence[str | None] | None = None,
+        user_ids: Sequence[str | None] | None = None,  # noqa: ARG002 - the protocol of scorers
     ) -> Rewards:
         """Rewards of B completions, read at the last real token; one taste for everybody."""
         import torch
@@ -74,7 +75,7 @@ class PreferenceLM:
         ]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         mean = np.zeros(len(encoded))
-        self.model.eval()
+        self.model.eval()  # also what a caller gets back: no dropout when scores are asked for
         for start in range(0, len(order), 16):
             batch = order[start : start + 16]
             padded = self.tokenizer.pad(
@@ -91,7 +92,11 @@ class PreferenceLM:
     def save(self, directory: Path) -> None:
         """Write the adapter and `reward_model.json`; the JSON, written last, makes it loadable."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(directory / "adapter")
+        (directory / "reward_model.json").unlink(missing_ok=True)
+        # This machine's path of the base means nothing elsewhere; `load` is given the base.
+        self.model.peft_config["default"].base_model_name_or_path = "base"
+        self.model.save_pretrained(directory / "adapter", save_embedding_layers=False)
+        (directory / "adapter" / "README.md").unlink(missing_ok=True)
         about = {
             "method": "preference_lm",
             "config": self.config.model_dump(mode="json"),
@@ -103,24 +108,26 @@ class PreferenceLM:
         partial.replace(directory / "reward_model.json")
 
 
-def load(directory: Path, base: Path) -> PreferenceLM:
+def load(directory: Path, base: Path, cache_dir: Path | None = None) -> PreferenceLM:  # noqa: ARG001
     """Load what `save` wrote.
 
     Raises:
         RewardModelError: files are missing or unreadable.
     """
     from peft import PeftModel
+    from safetensors import SafetensorError
 
     try:
         about = json.loads((directory / "reward_model.json").read_text())
         tokenizer, model = _sequence_classifier(base)
         model = PeftModel.from_pretrained(model, str(directory / "adapter"))
-    except (OSError, ValueError) as error:
+        config = Config.model_validate(about["config"])
+        ids, log_nu = frozenset(about["trained_on"]), float(about["log_nu"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RewardModelError(
             "The reward model cannot be read.", got=directory, next_step="palate train"
         ) from error
-    config = Config.model_validate(about["config"])
-    return PreferenceLM(model, tokenizer, config, frozenset(about["trained_on"]), about["log_nu"], directory)
+    return PreferenceLM(model, tokenizer, config, ids, log_nu, directory)
 
 
 def fit(
@@ -129,30 +136,32 @@ def fit(
     *,
     base: Path,
     seed: int,
-    cache_dir: Path | None = None,
+    cache_dir: Path | None = None,  # noqa: ARG001 - every reward model is fitted by the same call
     progress: Callable[[int, int], None] | None = None,
 ) -> PreferenceLM:
     """Fine-tune on decided PREFERENCES pairs; ties set the tie parameter from their share.
 
     Raises:
+        RewardModelError: training diverged.
         NotEnoughVotes: fewer than `min_rows` decided pairs that fit `max_tokens`.
     """
     import pyarrow.compute as pc
 
-    paired = rows.filter(pc.is_valid(rows["rejected"])).sort_by("preference_id")
+    counted = pc.field("rejected").is_valid() & (pc.field("weight") > 0)
+    paired = rows.filter(counted).sort_by("preference_id")
     decided = paired.filter(pc.field("margin") > 0)
-    output = Path(cache_dir or base.parent) / f"reward-training-{seed}"
-    trainer, count = _trainer(config, decided, base, output, seed, progress)
-    try:
+    with tempfile.TemporaryDirectory(prefix="reward-training-") as scratch:
+        trainer = _trainer(config, decided, base, Path(scratch), seed, progress)
         trainer.train()
-    finally:
-        shutil.rmtree(output, ignore_errors=True)
     tie_share = 1 - decided.num_rows / max(paired.num_rows, 1)
     # P(tie) at equal rewards is nu / (2 + nu): matched to the share of ties, an upper bound of it.
     log_nu = float(np.log(2 * tie_share / (1 - tie_share))) if 0 < tie_share < 1 else ties.NO_TIES
     ids = frozenset(paired["preference_id"].to_pylist())
-    if count < 1:
-        raise RewardModelError("No pair was trained on.")
+    if not all(bool(p.isfinite().all()) for p in trainer.model.parameters() if p.requires_grad):
+        raise RewardModelError(
+            "Training diverged: a weight of the reward model is not a finite number.",
+            next_step="lower [reward.preference_lm] learning_rate",
+        )
     return PreferenceLM(trainer.model, trainer.processing_class, config, ids, log_nu)
 
 
@@ -163,7 +172,7 @@ def _trainer(
     output: Path,
     seed: int,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Any, int]:
+) -> Any:
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -198,7 +207,7 @@ def _trainer(
         )
 
     class Progress(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             if progress:
                 progress(state.global_step, state.max_steps)
 
@@ -234,7 +243,7 @@ def _trainer(
         callbacks=[Progress()],
     )
     trainer.remove_callback(PrinterCallback)
-    return trainer, len(fitting)
+    return trainer
 
 
 def _sequence_classifier(base: Path) -> tuple[Any, Any]:

@@ -24,10 +24,11 @@ def represent(
 ) -> np.ndarray:
     """(B, E + F) vectors: mean hidden state over the reply given its prompt, then the named features.
 
-    The embedding reads at most `max_tokens` tokens of prompt and reply (the end of the prompt, the start of the
-    reply). It depends on the text alone, so vectors are cached by content.
+    The embedding reads at most `max_tokens` tokens of prompt and reply (the end of the prompt, the start of
+    the reply). It depends on the text and the base alone, so vectors are cached by both.
     """
-    keys = [_key(base, p, c, max_tokens) for p, c in zip(prompts, completions, strict=True)]
+    identity = _identity(base)
+    keys = [_key(identity, p, c, max_tokens) for p, c in zip(prompts, completions, strict=True)]
     known = _read_cache(cache_dir, keys)
     missing = [i for i in range(len(keys)) if keys[i] not in known]
     first_of_key = list({keys[i]: i for i in reversed(missing)}.values())
@@ -95,8 +96,25 @@ def _embed(
     return out
 
 
-def _key(base: Path, prompt: Chat, completion: str, max_tokens: int) -> str:
-    text = f"{base.name}\0{max_tokens}\0{last_user_message(prompt)}\0{completion}"
+def _identity(base: Path) -> str:
+    """What makes vectors comparable: the base's files and the number format they are run in.
+
+    Two bases may lie in directories of the same name; ends and sizes of the weight files tell them apart
+    without reading gigabytes.
+    """
+    digest = hashlib.sha256(str(inference_dtype()).encode())
+    for file in sorted([*base.glob("*.json"), *base.glob("*.safetensors")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 16))
+            stream.seek(max(0, size - (1 << 20)))
+            digest.update(stream.read())
+    return digest.hexdigest()
+
+
+def _key(identity: str, prompt: Chat, completion: str, max_tokens: int) -> str:
+    text = f"{identity}\0{max_tokens}\0{last_user_message(prompt)}\0{completion}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -4,8 +4,8 @@ Model, for reward difference d of the first reply over the second and tie parame
 
     P(win)  = e^{d/2}  / Z,   P(tie) = nu / Z,   P(loss) = e^{-d/2} / Z,   Z = e^{d/2} + e^{-d/2} + nu
 
-Source: Davidson 1970, On extending the Bradley-Terry model to accommodate ties in paired comparison experiments,
-eq. 3, with strengths e^{reward}. Without ties (nu = 0) it is Bradley and Terry 1952.
+Source: Davidson 1970, On extending the Bradley-Terry model to accommodate ties in paired comparison
+experiments, eq. 3, with strengths e^{reward}. Without ties (nu = 0) it is Bradley and Terry 1952.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray, ridge: float) ->
     has_ties = bool((outcome == TIE).any())
 
     def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        w, log_nu = theta[:n_columns], theta[n_columns] if has_ties else NO_TIES
+        w, log_nu = theta[:n_columns], float(theta[n_columns]) if has_ties else NO_TIES
         p = probabilities(x @ w, log_nu)
         nll = -(weight * np.log(np.maximum(p[np.arange(len(x)), outcome], 1e-300))).sum() + ridge / 2 * w @ w
         # d log P(outcome) / d difference: (1[win] - 1[loss]) / 2 - (P(win) - P(loss)) / 2

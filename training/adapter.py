@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,8 +21,10 @@ class LoraSettings(BaseModel):
     """Scale: the update is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's input."""
-    target_modules: str = "all-linear"
+    target_modules: str | tuple[str, ...] = "all-linear"
     """Which linear layers are adapted."""
+    last_layers: int | None = Field(default=None, ge=1)
+    """Adapt only this many of the last decoder layers; the backward pass then stops there. None adapts all."""
 
 
 def new_adapter(base: Path, base_id: str, output: Path, settings: LoraSettings, seed: int) -> Path:
@@ -46,11 +47,30 @@ def new_adapter(base: Path, base_id: str, output: Path, settings: LoraSettings, 
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=settings.target_modules,
         task_type="CAUSAL_LM",
+        **_where(model, settings),
     )
     save_adapter(get_peft_model(model, config), base_id, output)
     return output
+
+
+def _where(model: Any, settings: LoraSettings) -> dict[str, Any]:
+    """PEFT's words for the layers to adapt; it takes a depth only together with layer names."""
+    targets = settings.target_modules
+    if settings.last_layers is None:
+        return {"target_modules": targets if isinstance(targets, str) else list(targets)}
+    import torch
+
+    if targets == "all-linear":
+        head = model.get_output_embeddings()
+        linear = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+        targets = tuple(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+    depth = int(model.config.num_hidden_layers)
+    names = [targets] if isinstance(targets, str) else list(targets)
+    return {
+        "target_modules": names,
+        "layers_to_transform": list(range(max(0, depth - settings.last_layers), depth)),
+    }
 
 
 def save_adapter(model: Any, base_id: str, output: Path) -> None:
@@ -63,9 +83,12 @@ def save_adapter(model: Any, base_id: str, output: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
         model.peft_config["default"].base_model_name_or_path = base_id
-        model.save_pretrained(staging, selected_adapters=["default"])
+        # Embeddings are never adapted here; deciding it "auto"matically would look `base_id` up on the hub.
+        model.save_pretrained(staging, selected_adapters=["default"], save_embedding_layers=False)
         (staging / "README.md").unlink(missing_ok=True)
         shutil.rmtree(output, ignore_errors=True)
-        os.replace(staging, output)
+        # mkdtemp makes private directories; whoever serves the adapter must be able to read it.
+        staging.chmod(0o755)
+        staging.replace(output)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

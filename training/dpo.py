@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OnStep = Callable[[int, int, dict[str, float]], None]
+CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 
 
 class Config(BaseModel):
@@ -58,7 +60,9 @@ class Config(BaseModel):
     min_pairs: int = Field(default=16, ge=1)
     """With fewer pairs the update refuses to run (exit code 4)."""
     warmup_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps in which the learning rate rises from 0; 0 starts at the peak."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     save_every_steps: int = Field(default=10, ge=1)
     """A checkpoint every so many steps; a killed run goes on from the last complete one."""
 
@@ -90,8 +94,8 @@ def train(
 ) -> TrainResult:
     """Continue the champion's adapter on the train split of `preferences`.
 
-    Safe to kill at any moment: a finished update is returned as it is, an unfinished one resumes from its last
-    complete checkpoint and, on the same machine, gives the adapter that an undisturbed run gives.
+    Safe to kill at any moment: a finished update is returned as it is, an unfinished one resumes from its
+    last complete checkpoint and, on the same machine, gives the adapter that an undisturbed run gives.
 
     Args:
         base: directory of the base model.
@@ -120,12 +124,7 @@ def train(
         trainer, left_out = _trainer(config, base, champion, chosen.rows, output, seed, on_step)
         outcome = trainer.train(resume_from_checkpoint=_last_complete_checkpoint(output))
     curve = _curve(trainer.state.log_history)
-    if not curve or curve[-1]["loss"] != curve[-1]["loss"]:
-        raise TrainingError(
-            "The loss is not a finite number; no adapter was written.",
-            got=curve[-1:] or "no step was logged",
-            next_step="lower [train] learning_rate; the checkpoints before it are kept",
-        )
+    _refuse_not_finite(curve, trainer.model)
     save_adapter(trainer.model, base_id, output / "adapter")
     metrics = {
         **{k: v for k, v in curve[-1].items() if k != "step"},
@@ -137,6 +136,7 @@ def train(
     _write_result(done, result)
     for checkpoint in output.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
+    (output / "README.md").unlink(missing_ok=True)  # TRL's model card of the checkpoints
     return result
 
 
@@ -164,7 +164,7 @@ def _trainer(
     import torch
     from datasets import Dataset
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
     from trl import DPOConfig, DPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -193,11 +193,12 @@ def _trainer(
         gradient_accumulation_steps=config.batch_pairs // config.micro_batch_pairs,
         max_length=config.max_tokens,
         warmup_steps=config.warmup_share,
-        lr_scheduler_type="cosine",
+        lr_scheduler_type="constant_with_warmup" if config.schedule == "constant" else config.schedule,
         gradient_checkpointing=torch.cuda.is_available(),
         bf16=fast_bf16(),
         use_cpu=not torch.cuda.is_available(),
         logging_steps=1,
+        logging_nan_inf_filter=False,  # on, it logs a loss that is not a number as 0
         save_strategy="steps",
         save_steps=config.save_every_steps,
         save_total_limit=2,
@@ -214,16 +215,9 @@ def _trainer(
         processing_class=tokenizer,
         callbacks=[_progress_callback(on_step)],
     )
-    trainer.remove_callback(_printer())
-    return trainer, {"longer_than_max_tokens": len(examples) - len(fitting)} if len(fitting) < len(
-        examples
-    ) else {}
-
-
-def _printer() -> type:
-    from transformers import PrinterCallback
-
-    return PrinterCallback
+    trainer.remove_callback(PrinterCallback)
+    too_long = len(examples) - len(fitting)
+    return trainer, {"longer_than_max_tokens": too_long} if too_long else {}
 
 
 def _longest(tokenizer: Any, example: dict[str, Any]) -> int:
@@ -239,12 +233,10 @@ def _progress_callback(on_step: OnStep | None) -> Any:
     from transformers import TrainerCallback
 
     class Progress(TrainerCallback):
-        def on_log(
-            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
-        ) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
             if on_step and logs and "loss" in logs:
                 on_step(state.global_step, state.max_steps, logs)
-            if logs and logs.get("loss", 0.0) != logs.get("loss", 0.0):
+            if logs and not math.isfinite(logs.get("loss", 0.0)):
                 control.should_training_stop = True
 
     return Progress()
@@ -259,17 +251,38 @@ def _curve(history: list[dict[str, float]]) -> list[dict[str, float]]:
     ]
 
 
+def _refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
+    """Raise unless every logged loss and every trained weight is a finite number.
+
+    The weights are looked at too: the last step's update comes after the last logged loss.
+    """
+    bad = [entry for entry in curve if not math.isfinite(entry["loss"])]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if bad or not curve or not all(bool(p.isfinite().all()) for p in trained):
+        raise TrainingError(
+            "Training diverged: a loss or a weight is not a finite number. No adapter was written.",
+            got=bad[:1] or ("a weight that is not finite" if curve else "no step was logged"),
+            next_step="lower [train] learning_rate",
+        )
+
+
 def _last_complete_checkpoint(output: Path) -> str | None:
-    """The newest checkpoint whose state file can be read; one cut short by a crash is removed."""
+    """The newest checkpoint with all its files; one cut short by a crash is removed.
+
+    The state file is written last, so that a killed process leaves no readable one behind; the sizes are
+    looked at because a machine that loses power may keep a file's name without its content.
+    """
     for checkpoint in sorted(
         output.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True
     ):
         try:
             json.loads((checkpoint / "trainer_state.json").read_text())
-            return str(checkpoint)
+            if all((checkpoint / name).stat().st_size for name in CHECKPOINT_FILES):
+                return str(checkpoint)
         except (OSError, ValueError):
-            log.warning("checkpoint %s is incomplete and is dropped", checkpoint.name)
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            pass
+        log.warning("checkpoint %s is incomplete and is dropped", checkpoint.name)
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return None
 
 

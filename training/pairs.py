@@ -24,12 +24,13 @@ class Chosen:
 def choose_pairs(rows: pa.Table, *, max_pairs: int, seed: int) -> Chosen:
     """Take at most `max_pairs` decided pairs of the train split, heavier rows first in expectation.
 
-    A weighted sample without replacement by exponential keys: key = -log(u) / weight, smallest first, with u drawn
-    from a hash of seed and `preference_id`, so that the choice does not depend on the order of the rows and adding
-    a row never reshuffles the others.
+    A weighted sample without replacement by exponential keys: key = -log(u) / weight, smallest first, with u
+    drawn from a hash of seed and `preference_id`, so that the choice does not depend on the order of the rows
+    and adding a row never reshuffles the others.
 
     Source: Efraimidis and Spirakis 2006, Weighted random sampling with a reservoir.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     train = rows.filter(pc.field("split") == "train")
@@ -43,7 +44,7 @@ def choose_pairs(rows: pa.Table, *, max_pairs: int, seed: int) -> Chosen:
     keys = [-math.log(_uniform(seed, i)) / w for i, w in zip(ids, weights, strict=True)]
     order = sorted(range(len(ids)), key=lambda k: (keys[k], ids[k]))[:max_pairs]
     left_out["over_max_pairs"] = usable.num_rows - len(order)
-    return Chosen(usable.take(order), {k: n for k, n in left_out.items() if n})
+    return Chosen(usable.take(pa.array(order, pa.int64())), {k: n for k, n in left_out.items() if n})
 
 
 def _uniform(seed: int, text: str) -> float:

@@ -1,9 +1,9 @@
 """Make TRL's fused LM head score only the tokens a loss needs when it runs on a CPU.
 
-TRL 1.16 scores just the valid positions on devices with Triton and every position, prompt and padding included,
-elsewhere. The result is the same; on a CPU the needless positions are about two fifths of a DPO step. The switch
-is a private function, so it is touched for this exact version only, for the duration of a `with`, and a test
-compares loss and gradient with and without it.
+TRL 1.16 scores just the valid positions on devices with Triton and every position, prompt and padding
+included, elsewhere. The result is the same; on a CPU the needless positions are about two fifths of a DPO
+step. The switch is a private function, so it is touched for this exact version only, for the duration of a
+`with`, and a test compares loss and gradient with and without it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ def only_needed_positions() -> Iterator[bool]:
 
     before = (utils._use_triton, utils._CHUNKED_LOGPROB_CHUNK_SIZE, kernel.TOKEN_CHUNK_SIZE)
     try:
-        utils._use_triton = lambda device: True
+        utils._use_triton = _always
         utils._CHUNKED_LOGPROB_CHUNK_SIZE, kernel.TOKEN_CHUNK_SIZE = TILE_VOCAB, TILE_TOKENS
         yield True
     finally:
         utils._use_triton, utils._CHUNKED_LOGPROB_CHUNK_SIZE, kernel.TOKEN_CHUNK_SIZE = before
+
+
+def _always(device: object) -> bool:  # noqa: ARG001
+    return True

@@ -27,6 +27,10 @@ class PopulationConfig(BaseModel):
 
     users: int = Field(default=60, ge=6)
     """Number of users."""
+    asks: dict[str, int] = Field(default_factory=lambda: {"train": 64, "evaluation": 28, "test": 16})
+    """Questions asked of the champion, by split of the asking user."""
+    judged_prompts: int = Field(default=40, ge=1)
+    """Further held-out prompts that both models answer in the end."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the mood added to a reaction, in log-odds."""
     median_words: float = Field(default=35.0, gt=0)

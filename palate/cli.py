@@ -1,0 +1,96 @@
+"""The command line. Commands live in `palate/commands/`; nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import typer
+
+from palate.commands import data, model, project, release
+
+app = typer.Typer(
+    name="palate",
+    help="Learn a model's behaviour from what its users say and do, and promote it only when that proves better.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (project, data, model, release):
+    group.register(app)
+
+EXIT_CODES = "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient data, 5 nothing new."
+
+
+@app.callback(epilog=EXIT_CODES)
+def _root() -> None:
+    """Learn from what users say and do."""
+
+
+def main() -> None:
+    """Run the command line; expected failures end in a message and their exit code, never in a traceback."""
+    from feedback.errors import PalateError
+
+    try:
+        code = app(standalone_mode=False)
+    except PalateError as error:
+        code = _explain(error)
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "\nInterrupted. Everything finished so far is kept; run the same command to go on.\n"
+        )
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        code = _explain(_of_the_system(error))
+    except Exception as error:
+        code = _usage(error)
+    raise SystemExit(code or 0)
+
+
+def _explain(error: object) -> int:
+    """Print a `PalateError` for people on stderr and, with `--json`, for scripts on stdout."""
+    sys.stderr.write(f"Error: {error}\n")
+    code = int(getattr(error, "exit_code", 1))
+    if "--json" in sys.argv:
+        fields = {name: getattr(error, name, None) for name in ("what", "got", "allowed", "next_step")}
+        document = {"ok": False, "exit_code": code, "error": {"type": type(error).__name__, **fields}}
+        sys.stdout.write(json.dumps(document, default=str) + "\n")
+    return code
+
+
+def _of_the_system(error: OSError) -> object:
+    from feedback.errors import PalateError
+
+    return PalateError(
+        f"The system refused: {error.strerror or error}",
+        got=error.filename,
+        next_step="check space, permissions and paths with `palate doctor`; finished work is kept",
+    )
+
+
+def _usage(error: Exception) -> int:
+    """The parser's own errors are shown as it shows them; anything else is a bug and keeps its traceback."""
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code)
+    if isinstance(error, typer.Abort):
+        return 130
+    # typer carries its parser inside; the parser's error class is reached through the one typer exports.
+    parser_error: Any = typer.BadParameter.__mro__[2]
+    if isinstance(error, parser_error):
+        error.show()
+        if "--json" in sys.argv:
+            fields = {"type": type(error).__name__, "what": error.format_message()}
+            sys.stdout.write(json.dumps({"ok": False, "exit_code": 2, "error": fields}) + "\n")
+        return 2
+    raise error
+
+
+if __name__ == "__main__":
+    main()

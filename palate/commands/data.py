@@ -1,0 +1,232 @@
+"""Commands about data: ingest, build, show, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from palate.commands.options import ConfigOption, InputOption, JsonOption, SetOption, open_context
+
+SHOWN = ("dataset", "fates", "dead-letters", "model", "run")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command()(ingest)
+    app.command()(build)
+    app.command()(show)
+    app.command()(schema)
+
+
+def ingest(
+    path: Annotated[Path | None, typer.Argument(help="File or folder. Default: [source] path.")] = None,
+    input_: InputOption = None,
+    source: Annotated[
+        str | None, typer.Option(help="Format: palate_jsonl, oasst, llmfao. Default: [source] name.")
+    ] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> int:
+    """Read new events, validate them, and keep each as an event or as a dead letter with its reason."""
+    from palate import loop
+
+    context = open_context(config, set_, json_)
+    with context.exclusive():
+        summary = loop.ingest(context, path or input_, source)
+    out = context.out
+    rows: list[tuple[str, object]] = [("interactions", summary.interactions), ("feedback", summary.feedback)]
+    rows += [(f"dead letter: {reason}", n) for reason, n in sorted(summary.dead_letters.items())]
+    rows += [(f"dropped by the format: {reason}", n) for reason, n in sorted(summary.dropped.items())]
+    out.table(f"Received {summary.received} events", ["fate", "events"], rows)
+    if summary.pending_bytes:
+        out.say(f"{summary.pending_bytes} bytes of an unfinished last line wait for their end.")
+    if summary.received == 0:
+        out.say("Nothing new.")
+    elif summary.dead_letters:
+        out.say("Dead letters are kept: palate show dead-letters")
+    out.say("Duplicates and orphans are settled when preferences are built: palate build")
+    code = loop.NOTHING_NEW if summary.received == 0 else loop.DONE
+    out.result({"ok": True, "exit_code": code, **vars(summary)})
+    return code
+
+
+def build(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> int:
+    """Join, deduplicate and turn feedback into a preference dataset whose name is its content."""
+    from palate import loop
+
+    context = open_context(config, set_, json_)
+    with context.exclusive():
+        dataset = loop.build(context)
+    _show_dataset(context.out, dataset)
+    code = loop.NOTHING_NEW if dataset.reused else loop.DONE
+    context.out.result(
+        {"ok": True, "exit_code": code, "version": dataset.version, "manifest": dataset.manifest}
+    )
+    return code
+
+
+def show(
+    what: Annotated[str, typer.Argument(help="dataset, fates, dead-letters, model or run.")] = "dataset",
+    name: Annotated[
+        str | None, typer.Argument(help="Dataset version, model version or alias, or run key.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Rows shown.", min=1)] = 20,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> int:
+    """Look at a dataset, at where events ended, at dead letters, a model or a run's record."""
+    from palate.config import ConfigError
+
+    if what.isdigit() or what in ("champion", "candidate", "previous"):
+        what, name = "model", what
+    if what not in SHOWN:
+        raise ConfigError("There is no such thing to show.", got=what, allowed=", ".join(SHOWN))
+    context = open_context(config, set_, json_)
+    document: dict[str, Any] = {
+        "dataset": _dataset,
+        "fates": _fates,
+        "dead-letters": _dead_letters,
+        "model": _model,
+        "run": _run,
+    }[what](context, name, limit)
+    context.out.result({"ok": True, "exit_code": 0, **document})
+    return 0
+
+
+def schema(json_: JsonOption = False) -> int:
+    """Print the JSON Schema of the events palate takes."""
+    import json
+    import sys
+
+    from feedback.events import wire_schema
+
+    sys.stdout.write(json.dumps(wire_schema(), indent=None if json_ else 2) + "\n")
+    return 0
+
+
+def _show_dataset(out: Any, dataset: Any) -> None:
+    manifest = dataset.manifest
+    out.table(
+        f"Dataset {dataset.version}: {manifest['rows']} preference rows",
+        ["rule", "rows"],
+        sorted(manifest["by_rule"].items()),
+    )
+    out.table("", ["split", "rows"], sorted(manifest["by_split"].items()))
+    balance = manifest["balance"]
+    fates = sorted(manifest["fates"]["by_fate"].items())
+    out.table(f"{balance['in']} events in = {balance['fates']} fates", ["fate", "events"], fates)
+
+
+def _dataset(context: Any, name: str | None, limit: int) -> dict[str, Any]:
+    from pipelines.dataset import load
+
+    dataset = load(context.project.dir, name)
+    _show_dataset(context.out, dataset)
+    rows = (
+        dataset.rows()
+        .slice(0, limit)
+        .select(["rule", "split", "margin", "weight", "chosen", "rejected"])
+        .to_pylist()
+    )
+    context.out.table(
+        f"First {len(rows)} rows",
+        ["rule", "split", "margin", "chosen", "rejected"],
+        [
+            (r["rule"], r["split"], f"{r['margin']:.2f}", _short(r["chosen"]), _short(r["rejected"]))
+            for r in rows
+        ],
+    )
+    return {"version": dataset.version, "path": str(dataset.path), "manifest": dataset.manifest}
+
+
+def _fates(context: Any, _name: str | None, _limit: int) -> dict[str, Any]:
+    from pipelines.ledger import balance
+
+    ledger = balance(context.project.dir)
+    mark = "balances" if ledger.balanced else "DOES NOT BALANCE"
+    context.out.table(
+        f"{ledger.received} events received; the ledger {mark}",
+        ["fate", "events"],
+        list(ledger.fates.items()),
+    )
+    context.out.table("", ["reason", "events"], list(ledger.reasons.items()))
+    return {
+        "received": ledger.received,
+        "balanced": ledger.balanced,
+        "fates": ledger.fates,
+        "reasons": ledger.reasons,
+    }
+
+
+def _dead_letters(context: Any, _name: str | None, limit: int) -> dict[str, Any]:
+    from pipelines import events_table
+    from pipelines.workspace import Layout
+
+    layout = Layout(context.project.dir)
+    letters: list[dict[str, Any]] = []
+    if events_table.exists(layout):
+        columns = ["reason", "detail", "partition", "offset", "raw"]
+        table = (
+            events_table.open_table(layout)
+            .to_pyarrow_dataset()
+            .to_table(columns=columns, filter=_is_dead_letter())
+        )
+        letters = table.slice(0, limit).to_pylist()
+        context.out.say(f"{table.num_rows} dead letters")
+    shown = [
+        {**letter, "raw": (letter["raw"] or b"")[:200].decode("utf-8", errors="replace")}
+        for letter in letters
+    ]
+    context.out.table(
+        "",
+        ["reason", "detail", "where", "as it came"],
+        [(r["reason"], r["detail"], f"{r['partition']} @{r['offset']}", _short(r["raw"])) for r in shown],
+    )
+    return {"dead_letters": shown}
+
+
+def _is_dead_letter() -> Any:
+    import pyarrow.compute as pc
+
+    return pc.field("kind") == "dead_letter"
+
+
+def _model(context: Any, name: str | None, _limit: int) -> dict[str, Any]:
+    from rollout.registry import version_info
+
+    which = name or "candidate"
+    info = version_info(context.registry, int(which) if which.isdigit() else which)
+    fields = info.model_dump(mode="json")
+    context.out.table(
+        f"{info.name} v{info.version}",
+        ["", ""],
+        [(k, v) for k, v in fields.items() if k not in ("gates", "tags")],
+    )
+    context.out.table(
+        "Gates", ["gate", "verdict", "why"], [(g["gate"], g["verdict"], g.get("why", "")) for g in info.gates]
+    )
+    return {"model": fields}
+
+
+def _run(context: Any, name: str | None, _limit: int) -> dict[str, Any]:
+    import json
+
+    from palate.config import ConfigError
+
+    runs = sorted((context.project.dir / "runs").glob("*/record.json"), key=lambda p: p.stat().st_mtime)
+    wanted = [p for p in runs if name is None or p.parent.name == name]
+    if not wanted:
+        known = ", ".join(p.parent.name for p in runs) or "none yet"
+        raise ConfigError("There is no such run.", got=name, allowed=known, next_step="palate run")
+    record = json.loads(wanted[-1].read_text())
+    context.out.say(json.dumps(record, indent=2))
+    return {"record": record}
+
+
+def _short(text: str | None, length: int = 60) -> str:
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= length else flat[: length - 1] + "…"

@@ -1,0 +1,343 @@
+"""The loop: ingest, build, learn, judge, register. Every step keeps its output, so a killed run goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedback.errors import PalateError
+from palate import config as config_module
+from palate.context import Context, quiet_libraries, record, run_key, write_json
+
+if TYPE_CHECKING:
+    from evaluation.estimates import Estimate
+    from evaluation.verdicts import Verdict
+    from palate.judge import Judged
+    from palate.learn import RewardOutcome
+    from pipelines.dataset import Dataset
+    from pipelines.ingest import IngestSummary
+    from rollout.versions import ModelVersionInfo
+    from training.dpo import TrainResult
+
+DONE, GATE_FAILED, INSUFFICIENT, NOTHING_NEW = 0, 3, 4, 5
+# Given the compared replies, the true satisfaction of simulated users with each model.
+Satisfaction = Callable[[Any], "Mapping[str, Estimate]"]
+
+
+class NothingNew(PalateError, RuntimeError):
+    """The same data, settings and champion were already worked through."""
+
+    exit_code = NOTHING_NEW
+
+
+class NothingTrained(PalateError, RuntimeError):
+    """`evaluate` was called before `train`."""
+
+
+class NoInput(PalateError, ValueError):
+    """The project names no data to read."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one turn of the loop led to."""
+
+    exit_code: int
+    run_key: str
+    run_id: str
+    dataset: Dataset
+    champion: ModelVersionInfo
+    candidate: int | None
+    verdicts: list[Verdict]
+    judged: Judged | None
+    rewards: RewardOutcome
+    trained: TrainResult | None
+    satisfaction: Mapping[str, Estimate] = field(default_factory=dict)
+    report: Path | None = None
+
+
+def ingest(context: Context, given: Path | None, source: str | None = None) -> IngestSummary:
+    """Read what is new in the project's source.
+
+    Raises:
+        NoInput: neither `--input` nor `[source] path` names data.
+    """
+    from pipelines.ingest import ingest as run
+
+    project = context.project
+    path = config_module.source_path(project, given)
+    if path is None:
+        raise NoInput(
+            "There is nothing to ingest.",
+            next_step="name a file: palate ingest events.jsonl, or set [source] path",
+        )
+    with context.out.stage("Ingest and validate", "partitions") as advance:
+        summary = run(
+            path,
+            source=source or project.source.name,
+            source_config=project.source.options,
+            workspace=project.dir,
+            config=project.ingest,
+            progress=lambda _what, done, total: advance(done, total),
+        )
+        bad = sum(summary.dead_letters.values())
+        advance(1, 1, f"{summary.received} events, {bad} dead letters")
+    return summary
+
+
+def build(context: Context) -> Dataset:
+    """Make the dataset of everything ingested so far."""
+    from pipelines.build import BuildConfig
+    from pipelines.build import build as run
+
+    with context.out.stage("Build preferences", "steps") as advance:
+        dataset = run(
+            workspace=context.project.dir,
+            config=BuildConfig(prefer=context.project.prefer),
+            progress=lambda _what, done, total: advance(done, total),
+        )
+        rows = dataset.manifest["rows"]
+        advance(1, 1, f"{rows} rows, version {dataset.version}{' (unchanged)' if dataset.reused else ''}")
+    return dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a dataset, the champion it starts from, and where its output is kept."""
+
+    context: Context
+    dataset: Dataset
+    champion: ModelVersionInfo
+    key: str
+    run_id: str
+
+    @property
+    def dir(self) -> Path:
+        """Directory of everything this job makes."""
+        return self.context.project.dir / "runs" / self.key
+
+    @property
+    def champion_dir(self) -> Path:
+        """The champion's adapter, checked against its digest."""
+        from rollout.registry import download
+
+        return download(self.context.registry, self.champion.version)
+
+
+def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None = None) -> Outcome:
+    """Learn from a dataset, judge the candidate and register it.
+
+    Raises:
+        NothingNew: this exact piece of work is already registered.
+        NotEnoughPreferences, NotEnoughVotes: too little data (exit code 4).
+    """
+    job = _open(context, dataset)
+    with _run_status(job):
+        rewards, trained = _learn(job)
+        if trained is None:
+            return _report_without_candidate(job, rewards)
+        return _judge_and_register(job, rewards, trained, satisfaction)
+
+
+def train(context: Context, version: str | None) -> Outcome:
+    """Fit the reward models and update the policy; nothing is judged yet."""
+    job = _open(context, _dataset(context, version))
+    with _run_status(job):
+        rewards, trained = _learn(job)
+    return Outcome(DONE, job.key, job.run_id, job.dataset, job.champion, None, [], None, rewards, trained)
+
+
+def evaluate(context: Context, version: str | None) -> Outcome:
+    """Judge and register what `train` made of this dataset.
+
+    Raises:
+        NothingTrained: there is no finished update for this dataset, settings and champion.
+    """
+    job = _open(context, _dataset(context, version))
+    if not (job.dir / "update" / "result.json").is_file():
+        raise NothingTrained(
+            "No trained adapter for this dataset, these settings and this champion.",
+            got=f"dataset {job.dataset.version}, champion v{job.champion.version}",
+            next_step="palate train",
+        )
+    with _run_status(job):
+        rewards, trained = _learn(job)
+        assert trained is not None
+        return _judge_and_register(job, rewards, trained, None)
+
+
+def _dataset(context: Context, version: str | None) -> Dataset:
+    from pipelines.dataset import load
+
+    return load(context.project.dir, version)
+
+
+def _open(context: Context, dataset: Dataset) -> Job:
+    """Name the work, find or open its MLflow run, and write its record."""
+    from palate import tracking
+    from rollout.registry import version_info, versions
+
+    quiet_libraries()
+    project, registry = context.project, context.registry
+    champion = version_info(registry, context.first_champion())
+    key = run_key(context, dataset.version, champion.adapter_sha256)
+    known = next((v for v in versions(registry) if v.run_key == key), None)
+    if known is not None or (project.dir / "runs" / key / "finished.json").is_file():
+        what = f"v{known.version}" if known else f"run {key}"
+        raise NothingNew(
+            "Nothing new: this data, these settings and this champion gave a result before.",
+            got=f"{what}, dataset {dataset.version}",
+            next_step="palate status",
+        )
+    tags = {
+        "palate.dataset_version": dataset.version,
+        "palate.champion": str(champion.version),
+        "palate.simulated_users": str(project.simulated).lower(),
+    }
+    run_id = tracking.open_run(registry, key, f"{project.name}-{key[:6]}", tags)
+    job = Job(context, dataset, champion, key, run_id)
+    about = record(
+        context, run_key=key, run_id=run_id, dataset_version=dataset.version, champion=champion.version
+    )
+    write_json(job.dir / "record.json", about)
+    tracking.log_settings(registry, run_id, about, dataset.manifest)
+    return job
+
+
+@contextmanager
+def _run_status(job: Job) -> Iterator[None]:
+    """Close the MLflow run as what it became."""
+    from palate import tracking
+
+    try:
+        yield
+    except PalateError:
+        tracking.close_run(job.context.registry, job.run_id, "FAILED")
+        raise
+    tracking.close_run(job.context.registry, job.run_id)
+
+
+def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
+    from palate import learn, tracking
+
+    registry = job.context.registry
+    rewards = learn.fit_rewards(job.context, job.dataset, job.dir)
+    tracking.log_directory(registry, job.run_id, job.dir / "reward-training", "reward_model")
+    if job.context.project.train.method == "none":
+        return rewards, None
+
+    def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
+        tracking.log_step(registry, job.run_id, step, metrics)
+
+    return rewards, learn.update(job.context, job.dataset, job.dir, job.champion_dir, log)
+
+
+def _judge_and_register(
+    job: Job, rewards: RewardOutcome, trained: TrainResult, satisfaction: Satisfaction | None
+) -> Outcome:
+    from evaluation.mlflow_log import case_metrics
+    from evaluation.verdicts import overall
+    from palate import judge
+    from rollout.adapters import digest
+    from rollout.registry import register_candidate
+
+    context = job.context
+    judged = judge.judge(context, job.dataset, rewards.evaluation, job.champion_dir, trained.adapter, job.dir)
+    felt = satisfaction(judged.rows) if satisfaction and judged.rows.num_rows else {}
+    case = judge.make_case(
+        context,
+        job.dataset,
+        {**_lineage(job), "candidate sha256": digest(trained.adapter)},
+        comparison=judged.comparison,
+        rows=judged.rows,
+        verdicts=judged.verdicts,
+        learned={**rewards.learned, **judged.learned},
+        calibration=rewards.calibration,
+        training_curve=trained.curve,
+        satisfaction=felt or None,
+        notes=[*rewards.notes, *judged.notes, *_left_out(trained)],
+        next_command=_NEXT_COMMAND[overall(judged.verdicts)],
+    )
+    report = judge.write_report(context, case, job.run_id, job.dir)
+    with context.out.stage("Register candidate") as advance:
+        version = register_candidate(
+            context.registry,
+            adapter_dir=trained.adapter,
+            base_id=context.base.id,
+            base_revision=context.base.revision,
+            run_id=job.run_id,
+            dataset_version=job.dataset.version,
+            metrics=case_metrics(case),
+            params=context.project.train.dpo.model_dump(mode="json"),
+            verdicts=[v.to_dict() for v in judged.verdicts],
+            tags={
+                "simulated_users": str(context.project.simulated).lower(),
+                "seed": str(context.project.seed),
+            },
+            run_key=job.key,
+            compared_with=job.champion.version,
+        )
+        advance(1, 1, f"{context.registry.name} v{version}, alias candidate")
+    return Outcome(
+        {"pass": DONE, "fail": GATE_FAILED, "insufficient_data": INSUFFICIENT}[overall(judged.verdicts)],
+        job.key,
+        job.run_id,
+        job.dataset,
+        job.champion,
+        version,
+        judged.verdicts,
+        judged,
+        rewards,
+        trained,
+        felt,
+        report,
+    )
+
+
+def _report_without_candidate(job: Job, rewards: RewardOutcome) -> Outcome:
+    from palate import judge
+
+    case = judge.make_case(
+        job.context,
+        job.dataset,
+        _lineage(job),
+        learned=rewards.learned,
+        calibration=rewards.calibration,
+        notes=list(rewards.notes),
+        next_command="palate status",
+    )
+    report = judge.write_report(job.context, case, job.run_id, job.dir)
+    write_json(job.dir / "finished.json", {"run_id": job.run_id})
+    return Outcome(
+        DONE, job.key, job.run_id, job.dataset, job.champion, None, [], None, rewards, None, report=report
+    )
+
+
+def _lineage(job: Job) -> dict[str, str]:
+    return {
+        "dataset": job.dataset.version,
+        "base": f"{job.context.base.id} @ {job.context.base.revision}",
+        "champion": f"v{job.champion.version}, sha256 {job.champion.adapter_sha256[:16]}",
+        "run": job.key,
+        "MLflow run": job.run_id,
+        "seed": str(job.context.project.seed),
+    }
+
+
+def _left_out(trained: TrainResult) -> list[str]:
+    if not trained.left_out:
+        return []
+    parts = ", ".join(f"{reason.replace('_', ' ')}: {n}" for reason, n in sorted(trained.left_out.items()))
+    return [f"Train-split rows that the update did not use: {parts}."]
+
+
+_NEXT_COMMAND = {
+    "pass": "palate promote",
+    "fail": 'palate promote --override "reason"',
+    "insufficient_data": "palate run (after more feedback)",
+}
