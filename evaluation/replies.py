@@ -30,7 +30,7 @@ class SamplingConfig(BaseModel):
     """Sample among this many likeliest tokens; 0 is all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus size; below 1 every step sorts the vocabulary, which on a CPU can cost more than the model."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Prompts decoded together."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """A longer prompt keeps its end."""

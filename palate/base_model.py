@@ -47,7 +47,7 @@ def resolve(base: str, cache_dir: Path) -> BaseModel:
     if base.startswith("path:"):
         return _from_path(base, Path(base.removeprefix("path:")).expanduser())
     if base.startswith("hub:"):
-        return _from_hub(base, base.removeprefix("hub:"))
+        return _from_hub(base, base.removeprefix("hub:"), cache_dir)
     raise BaseModelError(
         "The base model's name has no known scheme.",
         got=base,
@@ -80,13 +80,17 @@ def _weights_digest(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_hub(base: str, repo: str) -> BaseModel:
+def _from_hub(base: str, repo: str, cache_dir: Path) -> BaseModel:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         path = Path(
-            snapshot_download(repo, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"])
+            snapshot_download(
+                repo,
+                cache_dir=cache_dir / "hub",
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+            )
         )
     except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
         raise BaseModelError(

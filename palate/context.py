@@ -125,21 +125,29 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def run_key(context: Context, dataset_version: str, champion_sha256: str) -> str:
-    """Names one piece of work by all it depends on; the same inputs, settings and champion give the same key."""
+def learn_key(context: Context, dataset_version: str, champion_sha256: str) -> str:
+    """Names what is learned by all it depends on; judging it anew with other gates does not train it anew."""
     project = context.project
-    about = {
-        "dataset": dataset_version,
-        "champion": champion_sha256,
-        "base": [context.base.id, context.base.revision],
-        "seed": project.seed,
-        **{
-            part: json.loads(getattr(project, part).model_dump_json())
-            for part in ("model", "reward", "train")
-        },
-        "evaluation": json.loads(project.evaluation.model_dump_json(exclude={"prompts"})),
-        "gates": project.gates,
-    }
+    parts = {part: json.loads(getattr(project, part).model_dump_json()) for part in ("reward", "train")}
+    base = [context.base.id, context.base.revision]
+    return _digest(
+        {"dataset": dataset_version, "champion": champion_sha256, "base": base, "seed": project.seed, **parts}
+    )
+
+
+def run_key(context: Context, learned: str) -> str:
+    """Names one piece of work: what was learned, and how it is judged."""
+    project = context.project
+    evaluation = json.loads(project.evaluation.model_dump_json(exclude={"prompts"}))
+    if project.evaluation.prompts is not None and project.evaluation.prompts.is_file():
+        evaluation["prompts_sha256"] = hashlib.sha256(project.evaluation.prompts.read_bytes()).hexdigest()
+    sampling = json.loads(project.model.sampling.model_dump_json())
+    return _digest(
+        {"learned": learned, "evaluation": evaluation, "sampling": sampling, "gates": project.gates}
+    )
+
+
+def _digest(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 

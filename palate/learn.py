@@ -28,8 +28,9 @@ class RewardOutcome:
     evaluation: Scorer | None
     """Fitted on the split `evaluation`, apart from everything training sees; None if that split is too small."""
     learned: Mapping[str, Estimate]
-    """Held-out figures of the training scorer on the split `test`."""
+    """Held-out figures of both scorers on the split `test`."""
     calibration: Calibration | None
+    """Of the scorer that judges the candidate; of the training scorer where there is no other."""
     notes: tuple[str, ...] = ()
 
 
@@ -54,9 +55,13 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
             notes.append(
                 f"No evaluation scorer: {error.got} paired rows in the split `evaluation`, {error.allowed}."
             )
-    learned, calibration = _heldout(context, training, dataset)
+    learned, calibration = _heldout(context, training, dataset, "Reward model")
+    if evaluation is not None:
+        # The gates rest on this one, so its calibration is the one to show.
+        judge_learned, calibration = _heldout(context, evaluation, dataset, "Evaluation scorer")
+        learned = {**learned, **judge_learned}
     if calibration is None:
-        notes.append("No held-out pair to check the reward model with: the split `test` has none.")
+        notes.append("No held-out decided pair to check the reward models with.")
     return RewardOutcome(training, evaluation, learned, calibration, tuple(notes))
 
 
@@ -101,17 +106,15 @@ def _heldout(
     heldout = predict(scorer, test)
     decided = heldout.decided
     learned = {
-        "Reward model log-loss (three outcomes)": bootstrap_mean(
-            heldout.log_loss, heldout.clusters, seed=seed
-        ),
+        f"{who}: log-loss over win, tie, loss": bootstrap_mean(heldout.log_loss, heldout.clusters, seed=seed),
         # What one would say knowing only how often people call it a tie.
-        "Gain over knowing only the share of ties (nats)": bootstrap_mean(
+        f"{who}: gain over knowing only the share of ties (nats)": bootstrap_mean(
             _prior_log_loss(dataset, heldout.outcome == TIE) - heldout.log_loss, heldout.clusters, seed=seed
         ),
     }
     if not decided.any():
         return learned, None
-    learned["Reward model accuracy on decided pairs"] = bootstrap_mean(
+    learned[f"{who}: accuracy on decided pairs"] = bootstrap_mean(
         heldout.correct[decided], heldout.clusters[decided], seed=seed, bounds=(0, 1)
     )
     calibration = calibrate(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedback.errors import PalateError
 from palate import config as config_module
-from palate.context import Context, quiet_libraries, record, run_key, write_json
+from palate.context import Context, learn_key, quiet_libraries, record, run_key, write_json
 
 if TYPE_CHECKING:
     from evaluation.estimates import Estimate
@@ -59,6 +59,22 @@ class Outcome:
     trained: TrainResult | None
     satisfaction: Mapping[str, Estimate] = field(default_factory=dict)
     report: Path | None = None
+
+
+def ingest_if_named(context: Context, given: Path | None) -> None:
+    """Read what is new, where the project names a source; a workspace may also have been filled by `ingest`.
+
+    Raises:
+        NoInput: no source is named and nothing was ever ingested.
+    """
+    from pipelines import events_table
+    from pipelines.workspace import Layout
+
+    if config_module.source_path(context.project, given) is None and events_table.exists(
+        Layout(context.project.dir)
+    ):
+        return
+    ingest(context, given)
 
 
 def ingest(context: Context, given: Path | None, source: str | None = None) -> IngestSummary:
@@ -113,12 +129,20 @@ class Job:
     context: Context
     dataset: Dataset
     champion: ModelVersionInfo
+    learned: str
+    """Key of what is learned: reward models and adapter."""
     key: str
+    """Key of the whole: what is learned and how it is judged."""
     run_id: str
 
     @property
+    def learn_dir(self) -> Path:
+        """Directory of reward models, checkpoints and adapter."""
+        return self.context.project.dir / "updates" / self.learned
+
+    @property
     def dir(self) -> Path:
-        """Directory of everything this job makes."""
+        """Directory of the record, the compared replies and the report."""
         return self.context.project.dir / "runs" / self.key
 
     @property
@@ -159,7 +183,7 @@ def evaluate(context: Context, version: str | None) -> Outcome:
         NothingTrained: there is no finished update for this dataset, settings and champion.
     """
     job = _open(context, _dataset(context, version))
-    if not (job.dir / "update" / "result.json").is_file():
+    if not (job.learn_dir / "update" / "result.json").is_file():
         raise NothingTrained(
             "No trained adapter for this dataset, these settings and this champion.",
             got=f"dataset {job.dataset.version}, champion v{job.champion.version}",
@@ -185,7 +209,8 @@ def _open(context: Context, dataset: Dataset) -> Job:
     quiet_libraries()
     project, registry = context.project, context.registry
     champion = version_info(registry, context.first_champion())
-    key = run_key(context, dataset.version, champion.adapter_sha256)
+    learned = learn_key(context, dataset.version, champion.adapter_sha256)
+    key = run_key(context, learned)
     known = next((v for v in versions(registry) if v.run_key == key), None)
     if known is not None or (project.dir / "runs" / key / "finished.json").is_file():
         what = f"v{known.version}" if known else f"run {key}"
@@ -200,7 +225,7 @@ def _open(context: Context, dataset: Dataset) -> Job:
         "palate.simulated_users": str(project.simulated).lower(),
     }
     run_id = tracking.open_run(registry, key, f"{project.name}-{key[:6]}", tags)
-    job = Job(context, dataset, champion, key, run_id)
+    job = Job(context, dataset, champion, learned, key, run_id)
     about = record(
         context, run_key=key, run_id=run_id, dataset_version=dataset.version, champion=champion.version
     )
@@ -226,15 +251,15 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     from palate import learn, tracking
 
     registry = job.context.registry
-    rewards = learn.fit_rewards(job.context, job.dataset, job.dir)
-    tracking.log_directory(registry, job.run_id, job.dir / "reward-training", "reward_model")
+    rewards = learn.fit_rewards(job.context, job.dataset, job.learn_dir)
+    tracking.log_directory(registry, job.run_id, job.learn_dir / "reward-training", "reward_model")
     if job.context.project.train.method == "none":
         return rewards, None
 
     def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
         tracking.log_step(registry, job.run_id, step, metrics)
 
-    return rewards, learn.update(job.context, job.dataset, job.dir, job.champion_dir, log)
+    return rewards, learn.update(job.context, job.dataset, job.learn_dir, job.champion_dir, log)
 
 
 def _judge_and_register(

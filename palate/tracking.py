@@ -32,8 +32,10 @@ def log_settings(
     """Parameters for the comparison page, and the whole record and manifest as artifacts."""
     from mlflow.entities import Param
 
+    # MLflow never changes a parameter; a run that goes on after a crash keeps the ones it has.
+    known = registry.client.get_run(run_id).data.params
     flat = sorted(_flat(record["config"]).items())
-    params = [Param(k, v[:LONGEST_PARAM]) for k, v in flat]
+    params = [Param(k, v[:LONGEST_PARAM]) for k, v in flat if k not in known]
     for start in range(0, len(params), 100):
         registry.client.log_batch(run_id, params=params[start : start + 100])
     registry.client.log_text(run_id, json.dumps(record, indent=1, default=str), "record.json")

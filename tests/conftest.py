@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real people's data, which is not part of the project; skips where it is absent."""
+    path = Path(os.environ.get("PALATE_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"no real data at {path}: set PALATE_SHARED_DATA to the folder that holds oasst_en_100")
+    return path.resolve()
 
 
 @pytest.fixture(scope="session")

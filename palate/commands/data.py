@@ -117,8 +117,10 @@ def _show_dataset(out: Any, dataset: Any) -> None:
     )
     out.table("", ["split", "rows"], sorted(manifest["by_split"].items()))
     balance = manifest["balance"]
-    fates = sorted(manifest["fates"]["by_fate"].items())
-    out.table(f"{balance['in']} events in = {balance['fates']} fates", ["fate", "events"], fates)
+    fates = sorted(balance["fates"].items())
+    out.table(
+        f"{balance['in']} events in = {sum(balance['fates'].values())} with a fate", ["fate", "events"], fates
+    )
 
 
 def _dataset(context: Any, name: str | None, limit: int) -> dict[str, Any]:

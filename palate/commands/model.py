@@ -72,7 +72,7 @@ def run(
     started = time.monotonic()
     context = open_context(project or config, set_, json_)
     with context.exclusive():
-        loop.ingest(context, input_)
+        loop.ingest_if_named(context, input_)
         dataset = loop.build(context)
         outcome = loop.work(context, dataset)
     seconds = time.monotonic() - started

@@ -27,9 +27,9 @@ class PopulationConfig(BaseModel):
 
     users: int = Field(default=60, ge=6)
     """Number of users."""
-    asks: dict[str, int] = Field(default_factory=lambda: {"train": 64, "evaluation": 28, "test": 16})
+    asks: dict[str, int] = Field(default_factory=lambda: {"train": 56, "evaluation": 26, "test": 14})
     """Questions asked of the champion, by split of the asking user."""
-    judged_prompts: int = Field(default=40, ge=1)
+    judged_prompts: int = Field(default=36, ge=1)
     """Further held-out prompts that both models answer in the end."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the mood added to a reaction, in log-odds."""
@@ -65,8 +65,8 @@ def population(config: PopulationConfig, seed: int) -> list[User]:
     rng = np.random.default_rng([seed, 1])
     tastes = rng.normal(MEAN, SPREAD, size=(config.users, len(TASTES)))
     targets = config.median_words * np.exp(rng.normal(0, 0.35, size=config.users))
-    eagerness = rng.beta(4, 2, size=config.users)
-    edits = rng.beta(3, 3, size=config.users)
+    eagerness = rng.beta(6, 2, size=config.users)
+    edits = rng.beta(5, 2, size=config.users)
     return [
         User(
             f"sim-{seed}-{i:03d}",

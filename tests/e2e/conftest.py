@@ -57,7 +57,13 @@ def palate(tmp_path: Path) -> Palate:
 
     def run(*arguments: str, cwd: Path = tmp_path) -> Result:
         done = subprocess.run(
-            [str(PALATE), *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300, check=False
+            [str(PALATE), *arguments],
+            cwd=cwd,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         return Result(done.returncode, done.stdout, done.stderr)
 

@@ -27,9 +27,15 @@ def test_every_stage_ran_and_left_its_output(demo_workspace: tuple[Path, Result]
     cwd, result = demo_workspace
     found = result.json
     run = cwd / ".palate/demo/runs" / found["run_key"]
-    for file in ("record.json", "reward-training/reward_model.json", "reward-evaluation/reward_model.json"):
-        assert (run / file).is_file()
-    for file in ("update/result.json", "update/adapter/adapter_config.json", "evaluation/replies.parquet"):
+    (update,) = (cwd / ".palate/demo/updates").iterdir()
+    for file in (
+        "reward-training/reward_model.json",
+        "reward-evaluation/reward_model.json",
+        "update/result.json",
+    ):
+        assert (update / file).is_file()
+    assert (update / "update/adapter/adapter_config.json").is_file()
+    for file in ("record.json", "evaluation/replies.parquet"):
         assert (run / file).is_file()
     html = Path(found["report"]).read_text()
     assert "imulated" in html and "http" not in html.split("<body", 1)[0].replace("http://www.w3.org", "")
