@@ -88,7 +88,7 @@ def _scorer(context: Context, dataset: Dataset, directory: Path, split: str, tit
 
 
 def _heldout(
-    context: Context, scorer: Scorer, dataset: Dataset
+    context: Context, scorer: Scorer, dataset: Dataset, who: str
 ) -> tuple[dict[str, Estimate], Calibration | None]:
     import numpy as np
     import pyarrow.compute as pc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -86,6 +87,10 @@ def save_adapter(model: Any, base_id: str, output: Path) -> None:
         # Embeddings are never adapted here; deciding it "auto"matically would look `base_id` up on the hub.
         model.save_pretrained(staging, selected_adapters=["default"], save_embedding_layers=False)
         (staging / "README.md").unlink(missing_ok=True)
+        # PEFT writes sets in whatever order this process hashes them; the digest of an adapter must not depend on it.
+        config = json.loads((staging / "adapter_config.json").read_text())
+        ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in config.items()}
+        (staging / "adapter_config.json").write_text(json.dumps(ordered, indent=2, sort_keys=True) + "\n")
         shutil.rmtree(output, ignore_errors=True)
         # mkdtemp makes private directories; whoever serves the adapter must be able to read it.
         staging.chmod(0o755)

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from reward_models.hardware import fast_bf16
 from training.adapter import save_adapter
 from training.errors import NotEnoughPreferences, TrainingError
-from training.pairs import choose_pairs
+from training.pairs import Chosen, choose_pairs
 from training.trl_on_cpu import only_needed_positions
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def train(
             got=f"{config.batch_pairs} / {config.micro_batch_pairs}",
             next_step="correct [train] in the project file",
         )
-    chosen = choose_pairs(preferences, max_pairs=config.max_pairs, seed=seed)
+    chosen = _choose(config, base, preferences, seed)
     output.mkdir(parents=True, exist_ok=True)
     with only_needed_positions():
-        trainer, left_out = _trainer(config, base, champion, chosen.rows, output, seed, on_step)
+        trainer = _trainer(config, base, champion, chosen.rows, output, seed, on_step)
         outcome = trainer.train(resume_from_checkpoint=_last_complete_checkpoint(output))
     curve = _curve(trainer.state.log_history)
     _refuse_not_finite(curve, trainer.model)
@@ -132,7 +132,7 @@ def train(
         "steps": float(trainer.state.global_step),
         "train_s": float(outcome.metrics.get("train_runtime", 0.0)),
     }
-    result = TrainResult(output / "adapter", metrics, curve, {**chosen.left_out, **left_out})
+    result = TrainResult(output / "adapter", metrics, curve, chosen.left_out)
     _write_result(done, result)
     for checkpoint in output.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -140,16 +140,42 @@ def train(
     return result
 
 
+def _choose(config: Config, base: Path, preferences: pa.Table, seed: int) -> Chosen:
+    """The pairs to train on, none longer than `max_tokens`.
+
+    Raises:
+        NotEnoughPreferences: fewer than `min_pairs`.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+
+    def fits(row: dict[str, Any]) -> bool:
+        return _longest(tokenizer, _example(row)) <= config.max_tokens
+
+    chosen = choose_pairs(preferences, max_pairs=config.max_pairs, seed=seed, fits=fits)
+    if chosen.rows.num_rows < config.min_pairs:
+        unused = ", ".join(f"{reason}: {n}" for reason, n in chosen.left_out.items())
+        raise NotEnoughPreferences(
+            "Too few preference pairs to learn from.",
+            got=f"{chosen.rows.num_rows} usable pairs ({unused or 'no others'})",
+            allowed=f"at least {config.min_pairs} ([train.dpo] min_pairs)",
+            next_step="collect more feedback, then run again; `palate show dataset` lists what there is",
+        )
+    return chosen
+
+
 def to_trl(rows: pa.Table) -> list[dict[str, Any]]:
     """PREFERENCES rows as TRL's conversational preference examples."""
-    return [
-        {
-            "prompt": row["prompt"],
-            "chosen": [{"role": "assistant", "content": row["chosen"]}],
-            "rejected": [{"role": "assistant", "content": row["rejected"]}],
-        }
-        for row in rows.select(["prompt", "chosen", "rejected"]).to_pylist()
-    ]
+    return [_example(row) for row in rows.select(["prompt", "chosen", "rejected"]).to_pylist()]
+
+
+def _example(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": row["prompt"],
+        "chosen": [{"role": "assistant", "content": row["chosen"]}],
+        "rejected": [{"role": "assistant", "content": row["rejected"]}],
+    }
 
 
 def _trainer(
@@ -160,7 +186,7 @@ def _trainer(
     output: Path,
     seed: int,
     on_step: OnStep | None,
-) -> tuple[Any, dict[str, int]]:
+) -> Any:
     import torch
     from datasets import Dataset
     from peft import PeftModel
@@ -168,15 +194,6 @@ def _trainer(
     from trl import DPOConfig, DPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
-    examples = to_trl(rows)
-    fitting = [e for e in examples if _longest(tokenizer, e) <= config.max_tokens]
-    if len(fitting) < config.min_pairs:
-        raise NotEnoughPreferences(
-            "Too few preference pairs to learn from.",
-            got=f"{len(fitting)} usable pairs of {len(examples)}",
-            allowed=f"at least {config.min_pairs} ([train] min_pairs)",
-            next_step="collect more feedback, then run again; `palate show dataset` lists what there is",
-        )
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, str(champion), is_trainable=True)
     losses, weights = ["sigmoid"], [1.0]
@@ -211,13 +228,12 @@ def _trainer(
     trainer = DPOTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(fitting),
+        train_dataset=Dataset.from_list(to_trl(rows)),
         processing_class=tokenizer,
         callbacks=[_progress_callback(on_step)],
     )
     trainer.remove_callback(PrinterCallback)
-    too_long = len(examples) - len(fitting)
-    return trainer, {"longer_than_max_tokens": too_long} if too_long else {}
+    return trainer
 
 
 def _longest(tokenizer: Any, example: dict[str, Any]) -> int:

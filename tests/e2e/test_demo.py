@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.e2e.conftest import Palate, Result
@@ -38,7 +39,8 @@ def test_every_stage_ran_and_left_its_output(demo_workspace: tuple[Path, Result]
     for file in ("record.json", "evaluation/replies.parquet"):
         assert (run / file).is_file()
     html = Path(found["report"]).read_text()
-    assert "imulated" in html and "http" not in html.split("<body", 1)[0].replace("http://www.w3.org", "")
+    assert "simulated users" in html
+    assert not re.search(r"""(src|href)=["']?https?:""", html)
     assert set(found["satisfaction"]) == {"champion", "candidate", "difference"}
     assert found["comparison"]["prompts"] >= 20
     assert not (cwd / "mlruns").exists() and not (cwd / "mlflow.db").exists()
@@ -74,7 +76,10 @@ def test_looking_at_things(demo_workspace: tuple[Path, Result], palate: Palate) 
     assert dataset.json["version"] == result.json["dataset_version"]
     fates = palate("show", "fates", *CONFIG, "--json", cwd=cwd)
     assert fates.json["balanced"] and fates.json["received"] == sum(fates.json["fates"].values())
-    assert palate("show", "dead-letters", *CONFIG, "--json", cwd=cwd).json["dead_letters"] == []
+    # A random model now and then writes a NUL character: refused, with that reason, and counted.
+    letters = palate("show", "dead-letters", *CONFIG, "--json", cwd=cwd).json["dead_letters"]
+    assert len(letters) == fates.json["fates"].get("dead_letter", 0)
+    assert {letter["reason"] for letter in letters} <= {"nul_byte"}
     model = palate("show", "candidate", *CONFIG, "--json", cwd=cwd)
     assert model.json["model"]["dataset_version"] == result.json["dataset_version"]
     record = palate("show", "run", *CONFIG, "--json", cwd=cwd).json["record"]

@@ -154,6 +154,6 @@ def test_pairs_longer_than_max_tokens_are_left_out_whole(
 ) -> None:
     rows = table([row(1), row(2, rejected="many words " * 80), row(3)])
     config = Config(min_pairs=2, max_tokens=64)
-    trainer, left_out = _trainer(config, tiny_base, fresh_champion, rows, tmp_path, 0, None)
+    trainer = _trainer(config, tiny_base, fresh_champion, rows, tmp_path, 0, None)
     assert left_out == {"longer_than_max_tokens": 1}
     assert len(trainer.train_dataset) == 2
