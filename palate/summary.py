@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def print_outcome(context: Context, outcome: Outcome, seconds: float) -> None:
 
 def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
     project = context.project
-    option = f" --config {context.config_file}" if context.config_file else ""
+    option = f" --config {_near(context.config_file)}" if context.config_file else ""
     lines = []
     if outcome.candidate is None:
         lines.append("This project trains a reward model only; it is an artifact of the MLflow run.")
@@ -67,7 +68,8 @@ def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
         lines.append(
             f"v{outcome.candidate} cannot be judged yet: too little held-out data for a gate. The champion stays."
         )
-    lines.append(f"Report:  {outcome.report}")
+    if outcome.report is not None:
+        lines.append(f"Report:  {_near(outcome.report)}")
     uri = context.registry.tracking_uri
     lines.append(f"MLflow:  mlflow ui --backend-store-uri {uri}   (run {outcome.run_id})")
     if outcome.candidate is not None:
@@ -75,6 +77,12 @@ def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
         lines.append(f"Promote: palate promote {outcome.candidate}{option}{override}")
     lines.append(f"Took {seconds:.0f} s. Workspace: {project.workspace.dir}")
     return lines
+
+
+def _near(path: Path) -> Path:
+    """The path as seen from here, where that is shorter to read and to type."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def document(context: Context, outcome: Outcome, seconds: float) -> dict[str, Any]:

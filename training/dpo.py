@@ -11,12 +11,10 @@ making the rejected one unlikely.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +24,7 @@ from reward_models.hardware import fast_bf16
 from training.adapter import save_adapter
 from training.errors import NotEnoughPreferences, TrainingError
 from training.pairs import Chosen, choose_pairs
+from training.result import TrainResult, last_complete_checkpoint, read_result, write_result
 from training.trl_on_cpu import only_needed_positions
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OnStep = Callable[[int, int, dict[str, float]], None]
-CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 
 
 class Config(BaseModel):
@@ -67,20 +65,6 @@ class Config(BaseModel):
     """A checkpoint every so many steps; a killed run goes on from the last complete one."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """What an update produced."""
-
-    adapter: Path
-    """Plain PEFT directory of the new adapter."""
-    metrics: dict[str, float]
-    """Final loss, reward margin, accuracy, pairs, steps, seconds."""
-    curve: list[dict[str, float]]
-    """One entry per logged step: step, loss, margin, accuracy."""
-    left_out: dict[str, int]
-    """Train-split rows not used, by reason."""
-
-
 def train(
     config: Config,
     *,
@@ -111,7 +95,7 @@ def train(
     """
     done = output / "result.json"
     if done.is_file():
-        return _read_result(done)
+        return read_result(done)
     if config.batch_pairs % config.micro_batch_pairs:
         raise TrainingError(
             "micro_batch_pairs must divide batch_pairs.",
@@ -122,7 +106,7 @@ def train(
     output.mkdir(parents=True, exist_ok=True)
     with only_needed_positions():
         trainer = _trainer(config, base, champion, chosen.rows, output, seed, on_step)
-        outcome = trainer.train(resume_from_checkpoint=_last_complete_checkpoint(output))
+        outcome = trainer.train(resume_from_checkpoint=last_complete_checkpoint(output))
     curve = _curve(trainer.state.log_history)
     _refuse_not_finite(curve, trainer.model)
     save_adapter(trainer.model, base_id, output / "adapter")
@@ -133,7 +117,7 @@ def train(
         "train_s": float(outcome.metrics.get("train_runtime", 0.0)),
     }
     result = TrainResult(output / "adapter", metrics, curve, chosen.left_out)
-    _write_result(done, result)
+    write_result(done, result)
     for checkpoint in output.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
     (output / "README.md").unlink(missing_ok=True)  # TRL's model card of the checkpoints
@@ -280,35 +264,3 @@ def _refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
             got=bad[:1] or ("a weight that is not finite" if curve else "no step was logged"),
             next_step="lower [train] learning_rate",
         )
-
-
-def _last_complete_checkpoint(output: Path) -> str | None:
-    """The newest checkpoint with all its files; one cut short by a crash is removed.
-
-    The state file is written last, so that a killed process leaves no readable one behind; the sizes are
-    looked at because a machine that loses power may keep a file's name without its content.
-    """
-    for checkpoint in sorted(
-        output.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True
-    ):
-        try:
-            json.loads((checkpoint / "trainer_state.json").read_text())
-            if all((checkpoint / name).stat().st_size for name in CHECKPOINT_FILES):
-                return str(checkpoint)
-        except (OSError, ValueError):
-            pass
-        log.warning("checkpoint %s is incomplete and is dropped", checkpoint.name)
-        shutil.rmtree(checkpoint, ignore_errors=True)
-    return None
-
-
-def _write_result(path: Path, result: TrainResult) -> None:
-    body = {"metrics": result.metrics, "curve": result.curve, "left_out": result.left_out}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(body, indent=1))
-    partial.replace(path)
-
-
-def _read_result(path: Path) -> TrainResult:
-    body = json.loads(path.read_text())
-    return TrainResult(path.parent / "adapter", body["metrics"], body["curve"], body["left_out"])

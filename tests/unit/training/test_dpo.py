@@ -160,7 +160,7 @@ def test_killed_after_the_last_step_it_only_finishes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    where = {"last checkpoint": "save_adapter", "adapter": "_write_result"}[after]
+    where = {"last checkpoint": "save_adapter", "adapter": "write_result"}[after]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(dpo, where, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         update(tiny_base, moved_champion, tmp_path)

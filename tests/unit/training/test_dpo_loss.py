@@ -11,7 +11,7 @@ import torch
 
 from tests.unit.reward_models.made import row, shorter_wins, table
 from training import trl_on_cpu
-from training.dpo import Config, _trainer
+from training.dpo import Config, _choose, _trainer
 
 PAIRS = 4
 OTHER_WEIGHT = 0.7
@@ -19,8 +19,7 @@ OTHER_WEIGHT = 0.7
 
 def trainer_on(base: Path, champion: Path, output: Path, **settings: Any) -> Any:
     config = Config(batch_pairs=PAIRS, micro_batch_pairs=PAIRS, min_pairs=1, max_tokens=128, **settings)
-    made, _ = _trainer(config, base, champion, shorter_wins(PAIRS), output, 0, None)
-    return made
+    return _trainer(config, base, champion, shorter_wins(PAIRS), output, 0, None)
 
 
 def batch_of(trainer: Any) -> dict[str, torch.Tensor]:
@@ -149,11 +148,11 @@ def test_another_trl_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
         assert _library() == before
 
 
-def test_pairs_longer_than_max_tokens_are_left_out_whole(
-    tiny_base: Path, fresh_champion: Path, tmp_path: Path
-) -> None:
+def test_pairs_longer_than_max_tokens_are_left_out_whole(tiny_base: Path) -> None:
     rows = table([row(1), row(2, rejected="many words " * 80), row(3)])
     config = Config(min_pairs=2, max_tokens=64)
-    trainer = _trainer(config, tiny_base, fresh_champion, rows, tmp_path, 0, None)
-    assert left_out == {"longer_than_max_tokens": 1}
-    assert len(trainer.train_dataset) == 2
+    chosen = _choose(config, tiny_base, rows, 0)
+    assert chosen.left_out == {"longer_than_max_tokens": 1}
+    assert chosen.rows.num_rows == 2
+    # A pair that is too long does not use up the limit.
+    assert _choose(config.model_copy(update={"max_pairs": 2}), tiny_base, rows, 0).rows.num_rows == 2
