@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedback.errors import PalateError
 from palate import config as config_module
-from palate.context import Context, learn_key, quiet_libraries, record, run_key, write_json
+from palate.context import Context, write_json
+from palate.job import Job, open_job, run_status
 
 if TYPE_CHECKING:
     from evaluation.estimates import Estimate
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 DONE, GATE_FAILED, INSUFFICIENT, NOTHING_NEW = 0, 3, 4, 5
 # Given the compared replies, the true satisfaction of simulated users with each model.
 Satisfaction = Callable[[Any], "Mapping[str, Estimate]"]
-
-
-class NothingNew(PalateError, RuntimeError):
-    """The same data, settings and champion were already worked through."""
-
-    exit_code = NOTHING_NEW
 
 
 class NothingTrained(PalateError, RuntimeError):
@@ -122,37 +116,6 @@ def build(context: Context) -> Dataset:
     return dataset
 
 
-@dataclass(frozen=True)
-class Job:
-    """One piece of work: a dataset, the champion it starts from, and where its output is kept."""
-
-    context: Context
-    dataset: Dataset
-    champion: ModelVersionInfo
-    learned: str
-    """Key of what is learned: reward models and adapter."""
-    key: str
-    """Key of the whole: what is learned and how it is judged."""
-    run_id: str
-
-    @property
-    def learn_dir(self) -> Path:
-        """Directory of reward models, checkpoints and adapter."""
-        return self.context.project.dir / "updates" / self.learned
-
-    @property
-    def dir(self) -> Path:
-        """Directory of the record, the compared replies and the report."""
-        return self.context.project.dir / "runs" / self.key
-
-    @property
-    def champion_dir(self) -> Path:
-        """The champion's adapter, checked against its digest."""
-        from rollout.registry import download
-
-        return download(self.context.registry, self.champion.version)
-
-
 def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None = None) -> Outcome:
     """Learn from a dataset, judge the candidate and register it.
 
@@ -160,8 +123,8 @@ def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None =
         NothingNew: this exact piece of work is already registered.
         NotEnoughPreferences, NotEnoughVotes: too little data (exit code 4).
     """
-    job = _open(context, dataset)
-    with _run_status(job):
+    job = open_job(context, dataset)
+    with run_status(job):
         rewards, trained = _learn(job)
         if trained is None:
             return _report_without_candidate(job, rewards)
@@ -170,8 +133,8 @@ def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None =
 
 def train(context: Context, version: str | None) -> Outcome:
     """Fit the reward models and update the policy; nothing is judged yet."""
-    job = _open(context, _dataset(context, version))
-    with _run_status(job):
+    job = open_job(context, _dataset(context, version))
+    with run_status(job):
         rewards, trained = _learn(job)
     return Outcome(DONE, job.key, job.run_id, job.dataset, job.champion, None, [], None, rewards, trained)
 
@@ -182,14 +145,14 @@ def evaluate(context: Context, version: str | None) -> Outcome:
     Raises:
         NothingTrained: there is no finished update for this dataset, settings and champion.
     """
-    job = _open(context, _dataset(context, version))
+    job = open_job(context, _dataset(context, version))
     if not (job.learn_dir / "update" / "result.json").is_file():
         raise NothingTrained(
             "No trained adapter for this dataset, these settings and this champion.",
             got=f"dataset {job.dataset.version}, champion v{job.champion.version}",
             next_step="palate train",
         )
-    with _run_status(job):
+    with run_status(job):
         rewards, trained = _learn(job)
         assert trained is not None
         return _judge_and_register(job, rewards, trained, None)
@@ -199,52 +162,6 @@ def _dataset(context: Context, version: str | None) -> Dataset:
     from pipelines.dataset import load
 
     return load(context.project.dir, version)
-
-
-def _open(context: Context, dataset: Dataset) -> Job:
-    """Name the work, find or open its MLflow run, and write its record."""
-    from palate import tracking
-    from rollout.registry import version_info, versions
-
-    quiet_libraries()
-    project, registry = context.project, context.registry
-    champion = version_info(registry, context.first_champion())
-    learned = learn_key(context, dataset.version, champion.adapter_sha256)
-    key = run_key(context, learned)
-    known = next((v for v in versions(registry) if v.run_key == key), None)
-    if known is not None or (project.dir / "runs" / key / "finished.json").is_file():
-        what = f"v{known.version}" if known else f"run {key}"
-        raise NothingNew(
-            "Nothing new: this data, these settings and this champion gave a result before.",
-            got=f"{what}, dataset {dataset.version}",
-            next_step="palate status",
-        )
-    tags = {
-        "palate.dataset_version": dataset.version,
-        "palate.champion": str(champion.version),
-        "palate.simulated_users": str(project.simulated).lower(),
-    }
-    run_id = tracking.open_run(registry, key, f"{project.name}-{key[:6]}", tags)
-    job = Job(context, dataset, champion, learned, key, run_id)
-    about = record(
-        context, run_key=key, run_id=run_id, dataset_version=dataset.version, champion=champion.version
-    )
-    write_json(job.dir / "record.json", about)
-    tracking.log_settings(registry, run_id, about, dataset.manifest)
-    return job
-
-
-@contextmanager
-def _run_status(job: Job) -> Iterator[None]:
-    """Close the MLflow run as what it became."""
-    from palate import tracking
-
-    try:
-        yield
-    except PalateError:
-        tracking.close_run(job.context.registry, job.run_id, "FAILED")
-        raise
-    tracking.close_run(job.context.registry, job.run_id)
 
 
 def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
@@ -277,7 +194,7 @@ def _judge_and_register(
     case = judge.make_case(
         context,
         job.dataset,
-        {**_lineage(job), "candidate sha256": digest(trained.adapter)},
+        {**job.lineage, "candidate sha256": digest(trained.adapter)},
         comparison=judged.comparison,
         rows=judged.rows,
         verdicts=judged.verdicts,
@@ -330,7 +247,7 @@ def _report_without_candidate(job: Job, rewards: RewardOutcome) -> Outcome:
     case = judge.make_case(
         job.context,
         job.dataset,
-        _lineage(job),
+        job.lineage,
         learned=rewards.learned,
         calibration=rewards.calibration,
         notes=list(rewards.notes),
@@ -341,17 +258,6 @@ def _report_without_candidate(job: Job, rewards: RewardOutcome) -> Outcome:
     return Outcome(
         DONE, job.key, job.run_id, job.dataset, job.champion, None, [], None, rewards, None, report=report
     )
-
-
-def _lineage(job: Job) -> dict[str, str]:
-    return {
-        "dataset": job.dataset.version,
-        "base": f"{job.context.base.id} @ {job.context.base.revision}",
-        "champion": f"v{job.champion.version}, sha256 {job.champion.adapter_sha256[:16]}",
-        "run": job.key,
-        "MLflow run": job.run_id,
-        "seed": str(job.context.project.seed),
-    }
 
 
 def _left_out(trained: TrainResult) -> list[str]:

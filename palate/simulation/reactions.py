@@ -44,16 +44,17 @@ class Clock:
 
 
 def edited(user: User, agent: str, reply: str, rng: np.random.Generator) -> str:
-    """Rewrite a reply towards the user's own taste, by hand so to speak: shorten, warm up, ask back."""
+    """Rewrite a reply towards the user's own taste, by hand so to speak: shorten, finish, warm up, ask back."""
     taste = dict(zip(TASTES, user.tastes, strict=True))
     kept: list[str] = []
     for sentence in sentences(reply):
         if kept and len(" ".join([*kept, sentence]).split()) > 1.2 * user.target_words:
             break
         kept.append(sentence)
-    if len(kept) > 1 and kept[-1][-1:] not in ".!?":
-        kept.pop()
     text = " ".join(kept)
+    if text[-1:] not in ".!?":
+        # Cut off in the middle: the user ends the sentence where it can end.
+        text = text.rsplit(" ", 1)[0].rstrip(" ,;:-–") + "."
     if taste["warmth"] > 1.0 and not WARM.search(text):
         text = str(rng.choice(OPENERS[agent])) + text
     if taste["question"] > 0.7 and "?" not in text:
