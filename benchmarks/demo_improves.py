@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workspace", type=Path, default=Path(".palate/bench-demo"))
     arguments = parser.parse_args()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     table = Table("seed", "champion", "candidate", "difference", "win rate", "length", "gates", "seconds")
     differences, seconds, passed = [], [], 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
@@ -79,7 +79,8 @@ def main() -> int:
             gates,
             f"{found['wall_s']:.0f}",
         )
-        console.print(table)
+        console.print(f"seed {seed}: {differences[-1]:+.3f} in {seconds[-1]:.0f} s")
+    console.print(table)
     mean, low, high = t_interval(differences)
     promises = Table("promise", "promised", "measured", "kept")
     kept = [
