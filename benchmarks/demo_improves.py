@@ -66,6 +66,12 @@ def main() -> int:
     differences, seconds, passed = [], [], 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         found = run(seed, arguments.workspace)
+        if found.get("candidate") is None or not found.get("satisfaction"):
+            # Too little feedback for a candidate: the champion stays, so nobody is better or worse off.
+            differences.append(0.0)
+            seconds.append(found["wall_s"])
+            table.add_row(str(seed), "–", "–", "0", "–", "–", "no candidate", f"{found['wall_s']:.0f}")
+            continue
         felt, metrics = found["satisfaction"], found["comparison"]["metrics"]
         differences.append(felt["difference"]["value"])
         seconds.append(found["wall_s"])

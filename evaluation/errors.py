@@ -11,3 +11,5 @@ class EvaluationError(PalateError, ValueError):
 
 class GateError(EvaluationError):
     """A gate that does not exist, or whose settings are wrong."""
+
+    exit_code = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.replies import Chat, Policy
+from evaluation.replies import Chat, Policy, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ def reply_logprobs(
     prompts: Sequence[Chat],
     replies: Sequence[str],
     *,
+    token_ids: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 1024,
     tokens_per_batch: int = 4096,
     progress: Callable[[int], None] | None = None,
@@ -39,12 +40,17 @@ def reply_logprobs(
     Args:
         prompts: B chats.
         replies: B reply texts; each is scored as an assistant turn with its end mark.
+        token_ids: the tokens of the B replies as they were sampled; when given, exactly these are scored, so that
+            a reply cut short is not charged with an end mark that nobody sampled.
         max_tokens: a longer prompt loses its start; a reply that alone is longer loses its end.
         tokens_per_batch: padded tokens per forward pass: bounds memory.
     """
     import torch
 
-    encoded = [_encode(policy, p, r, max_tokens) for p, r in zip(prompts, replies, strict=True)]
+    if token_ids is None:
+        encoded = [_encode(policy, p, r, max_tokens) for p, r in zip(prompts, replies, strict=True)]
+    else:
+        encoded = [_as_sampled(policy, p, ids, max_tokens) for p, ids in zip(prompts, token_ids, strict=True)]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]))
     total, tokens = np.zeros(len(encoded)), np.zeros(len(encoded), dtype=np.int64)
     pad = policy.tokenizer.pad_token_id
@@ -94,6 +100,12 @@ def _encode(policy: Policy, prompt: Chat, reply: str, max_tokens: int) -> tuple[
         cut = min(len(whole) - max_tokens, start - 1)
         whole, start = whole[cut : cut + max_tokens], start - cut
     return whole, max(1, start)
+
+
+def _as_sampled(policy: Policy, prompt: Chat, ids: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
+    """Prompt and sampled tokens, the prompt cut at its start where both are too long."""
+    before = encode_prompt(policy.tokenizer, prompt, max(1, max_tokens - len(ids)))
+    return before + list(ids), len(before)
 
 
 def _batches(order: list[int], lengths: list[int], tokens_per_batch: int) -> list[list[int]]:

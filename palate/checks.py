@@ -50,7 +50,20 @@ def run_checks(context: Context) -> list[Check]:
     looks: tuple[Callable[[Context], Check], ...] = (
         _python, _packages, _workspace, _disk, _memory, _compute, _model, _source, _registry
     )  # fmt: skip
-    return [look(context) for look in looks]
+    return [_safely(look, context) for look in looks]
+
+
+def _safely(look: Callable[[Context], Check], context: Context) -> Check:
+    try:
+        return look(context)
+    except Exception as error:
+        name = look.__name__.strip("_").capitalize()
+        return Check(
+            name,
+            "fail",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "make install sets the packages right",
+        )
 
 
 def _python(_: Context) -> Check:

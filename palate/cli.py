@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from palate.commands import data, model, project, release
+from palate.commands.options import given_options
 
 app = typer.Typer(
     name="palate",
@@ -23,7 +25,7 @@ app = typer.Typer(
 for group in (project, data, model, release):
     group.register(app)
 
-EXIT_CODES = "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient data, 5 nothing new."
+EXIT_CODES = "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient data, 5 nothing new, 130 interrupted."
 
 
 @app.callback(epilog=EXIT_CODES)
@@ -39,24 +41,23 @@ def main() -> None:
         code = app(standalone_mode=False)
     except PalateError as error:
         code = _explain(error)
-    except KeyboardInterrupt:
-        sys.stderr.write(
-            "\nInterrupted. Everything finished so far is kept; run the same command to go on.\n"
-        )
-        code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
         code = _explain(_of_the_system(error))
     except Exception as error:
-        code = _usage(error)
+        code = _unexpected(error)
+    if code == 130:
+        sys.stderr.write("\nInterrupted. What is finished is kept; run the same command to go on.\n")
     raise SystemExit(code or 0)
 
 
 def _explain(error: object) -> int:
     """Print a `PalateError` for people on stderr and, with `--json`, for scripts on stdout."""
     sys.stderr.write(f"Error: {error}\n")
+    if "palate " in str(getattr(error, "next_step", "")) and given_options():
+        sys.stderr.write(f"(with the same options: {given_options()})\n")
     code = int(getattr(error, "exit_code", 1))
     if "--json" in sys.argv:
         fields = {name: getattr(error, name, None) for name in ("what", "got", "allowed", "next_step")}
@@ -73,6 +74,17 @@ def _of_the_system(error: OSError) -> object:
         got=error.filename,
         next_step="check space, permissions and paths with `palate doctor`; finished work is kept",
     )
+
+
+def _unexpected(error: Exception) -> int:
+    """Libraries report a full disk in words of their own; everything else is the parser's or a bug."""
+    if type(error).__module__.startswith("typer"):
+        return _usage(error)
+    from pipelines.errors import disk_full, full_disk_error
+
+    if disk_full(error):
+        return _explain(full_disk_error(Path.cwd(), "free some space and run the same command again"))
+    return _usage(error)
 
 
 def _usage(error: Exception) -> int:

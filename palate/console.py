@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,12 +24,17 @@ from rich.table import Table
 Advance = Callable[..., None]
 
 
+def escape(text: str) -> str:
+    """Text that users wrote, made harmless for a terminal: no markup, no control characters, no escape sequences."""
+    return escape_markup("".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text))
+
+
 class Out:
     """Human output on stdout, or, with `--json`, progress on stderr and one JSON document on stdout."""
 
     def __init__(self, as_json: bool = False):
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=as_json, highlight=False, soft_wrap=True, emoji=False)
         self.stage_s: dict[str, float] = {}
         """Wall seconds by stage, in the order they ran."""
 

@@ -63,11 +63,16 @@ class Context:
         adapter = new_adapter(
             self.base.path,
             self.base.id,
-            self.project.dir / "base-adapter",
+            self.project.dir / "base-adapters" / self._adapter_key(),
             self.project.model.lora,
             self.project.seed,
         )
         return ensure_base_champion(self.registry, adapter, self.base.id, self.base.revision, None)
+
+    def _adapter_key(self) -> str:
+        """Another base, shape or seed is another first champion."""
+        lora = self.project.model.lora.model_dump(mode="json")
+        return _digest({"base": [self.base.id, self.base.revision], "lora": lora, "seed": self.project.seed})
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -102,6 +107,8 @@ def open_project(file: Path | None, overrides: list[str], out: Out) -> Context:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     project = config_module.load(file, overrides)
+    # Libraries that keep caches keep them where the project says.
+    os.environ.setdefault("MPLCONFIGDIR", str(project.workspace.cache_dir.resolve() / "matplotlib"))
     if not project.model.base.startswith("hub:"):
         # Local weights only: no library may spend seconds asking a hub that is not needed.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -176,7 +183,7 @@ def write_json(path: Path, document: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=1, default=str, ensure_ascii=False))
+    partial.write_text(json.dumps(document, indent=1, default=str, ensure_ascii=False), encoding="utf-8")
     partial.replace(path)
 
 

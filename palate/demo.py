@@ -18,6 +18,7 @@ import orjson
 
 from feedback.events import prompt_key
 from feedback.splits import prompt_split, user_split
+from palate.config import ConfigError
 from palate.context import Context, quiet_libraries
 from palate.simulation.prompts import shuffled
 from palate.simulation.reactions import Clock, Event, react
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from evaluation.replies import Reply
 
 START = dt.datetime(2026, 1, 5, 8, 0, tzinfo=dt.UTC)
-EVENTS_FILE, PROMPTS_FILE = "events.jsonl", "evaluation_prompts.jsonl"
+EVENTS_FILE, PROMPTS_FILE, SETTINGS_FILE = "events.jsonl", "evaluation_prompts.jsonl", "settings.json"
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,22 @@ def plan(context: Context) -> tuple[list[Ask], list[Ask]]:
     splits = project.prefer.split
     prompts: dict[str, list[tuple[str, str]]] = {"train": [], "evaluation": [], "test": []}
     for agent, text in shuffled(project.seed):
-        prompts[str(prompt_split(prompt_key([{"role": "user", "content": text}]), splits))].append(
+        prompts[_split_name(prompt_split(prompt_key([{"role": "user", "content": text}]), splits))].append(
             (agent, text)
         )
     people: dict[str, list[User]] = {"train": [], "evaluation": [], "test": []}
     for user in users:
-        people[str(user_split(user.id, splits))].append(user)
+        people[_split_name(user_split(user.id, splits))].append(user)
     counts = project.population.asks
     asks = [ask for split, n in counts.items() for ask in _asks(people[split], prompts[split], n)]
     used = {a.text for a in asks}
     fresh = [p for p in prompts["test"] if p[1] not in used]
     return asks, _asks(people["test"], fresh, project.population.judged_prompts)
+
+
+def _split_name(split: str | None) -> str:
+    """A split's name; where an axis holds nothing out, everything on it is trained on."""
+    return split or "train"
 
 
 def _asks(users: list[User], prompts: list[tuple[str, str]], count: int) -> list[Ask]:
@@ -216,9 +222,44 @@ def with_heldout_prompts(context: Context) -> Context:
     return Context(project, context.out, context.config_file)
 
 
-def fresh_workspace(context: Context) -> None:
-    """Remove what an earlier demo left, apart from the model cache."""
-    shutil.rmtree(context.project.dir, ignore_errors=True)
+def prepare_workspace(context: Context, keep: bool, shuffled_labels: bool) -> None:
+    """Empty what an earlier demo left, or, with `keep`, make sure that it was this same demo.
+
+    Call it with the workspace held. Only a directory that a demo filled is ever emptied; the lock and caches stay.
+
+    Raises:
+        ConfigError: the directory holds something else, or another demo than the one to go on with.
+    """
+    root, kept = context.project.dir, {"run.lock", "cache"}
+    marker = root / "simulated" / SETTINGS_FILE
+    project = context.project
+    about = {
+        "seed": project.seed,
+        "shuffled_labels": shuffled_labels,
+        "population": project.population.model_dump(mode="json"),
+        "model": project.model.model_dump(mode="json"),
+        "split": project.prefer.split.model_dump(mode="json"),
+    }
+    inside = [p for p in root.iterdir() if p.name not in kept]
+    if inside and not marker.parent.is_dir():
+        raise ConfigError(
+            "This directory holds something other than a demo and is not emptied.",
+            got=root,
+            next_step="palate demo --set workspace.dir=<an empty directory>",
+        )
+    if keep and marker.is_file():
+        if orjson.loads(marker.read_bytes()) != about:
+            raise ConfigError(
+                "--keep goes on with another demo than the one in this workspace.",
+                got=f"seed {project.seed}, shuffled labels: {shuffled_labels}",
+                next_step="leave --keep out, or give the same --seed, labels and settings",
+            )
+        return
+    # The marker goes last, so that an emptying that was killed can be done again.
+    for path in sorted(inside, key=lambda p: p.name == "simulated"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    _write_lines(marker, [about])
 
 
 def _chat(context: Context, text: str) -> list[dict[str, str]]:

@@ -23,6 +23,8 @@ Chat = list[dict[str, str]]
 class PromptsError(PalateError, ValueError):
     """The file of evaluation prompts cannot be used."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class HeldoutPrompt:
@@ -67,6 +69,8 @@ def from_file(path: Path, splits: SplitConfig) -> tuple[list[HeldoutPrompt], int
             item = orjson.loads(line)
             chat = [{"role": str(m["role"]), "content": str(m["content"])} for m in item["prompt"]]
             user = item.get("user_id")
+            if not chat or not (user is None or isinstance(user, str)):
+                raise TypeError("prompt or user_id")
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise PromptsError(
                 f"Line {number} of {path} is not an evaluation prompt.",

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from rollout.versions import ModelVersionInfo
 
 
+class OtherBase(PalateError, ValueError):
+    """The project's base model is not the champion's."""
+
+    exit_code = 2
+
+
 class NothingNew(PalateError, RuntimeError):
     """The same data, settings and champion were already worked through."""
 
@@ -73,9 +79,19 @@ def open_job(context: Context, dataset: Dataset) -> Job:
     quiet_libraries()
     project, registry = context.project, context.registry
     champion = version_info(registry, context.first_champion())
+    if (champion.base_id, champion.base_revision) != (context.base.id, context.base.revision):
+        raise OtherBase(
+            "The champion belongs to another base model: its adapter would be noise on this one.",
+            got=f"{context.base.id} @ {context.base.revision}",
+            allowed=f"{champion.base_id} @ {champion.base_revision}",
+            next_step="restore [model] base, or start with another [workspace] dir and [registry] name",
+        )
     learned = learn_key(context, dataset.version, champion.adapter_sha256)
     key = run_key(context, learned)
     known = next((v for v in versions(registry) if v.run_key == key), None)
+    if known is not None and known.run_id:
+        # Killed between registering and closing, the run would look unfinished for ever.
+        tracking.close_run(registry, known.run_id)
     if known is not None or (project.dir / "runs" / key / "finished.json").is_file():
         what = f"v{known.version}" if known else f"run {key}"
         raise NothingNew(

@@ -51,7 +51,8 @@ def judge(
         rows = pq.read_table(rows_file)
         learned: dict[str, Estimate] = _read_learned(run_dir)
     else:
-        prompts = _prompts(context, dataset, notes)
+        # Nobody could judge the replies without a scorer, so none are sampled.
+        prompts = _prompts(context, dataset, notes) if scorer is not None else []
         rows, learned = _answer(context, dataset, scorer, champion, candidate, prompts)
         rows_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "evaluation" / "learned.json", {k: v.to_dict() for k, v in learned.items()})
@@ -100,8 +101,8 @@ def _answer(
         policy = load_policy(context.base.path, adapter)
         replies[name] = _sample(context, policy, chats, name)
         with context.out.stage(f"Log-probabilities under the {name}"):
-            texts = [r.text for r in replies["candidate"]]
-            logprobs[name] = reply_logprobs(policy, chats, texts)
+            texts, ids = [r.text for r in replies["candidate"]], [r.token_ids for r in replies["candidate"]]
+            logprobs[name] = reply_logprobs(policy, chats, texts, token_ids=ids)
             pair_scores[name] = _score_pairs(context, policy, pairs)
         del policy
     rows = _rows(prompts, replies, logprobs, scorer if prompts else None)
@@ -167,20 +168,20 @@ def _human_pairs(context: Context, dataset: Dataset) -> pa.Table:
 
 
 def _score_pairs(context: Context, policy: Policy, pairs: pa.Table) -> Any:
-    """(N, 2) log-probability per token of the chosen and the rejected reply."""
+    """(N, 2, 2) of the chosen and the rejected reply: log-probability per token, and in all."""
     import numpy as np
 
     from evaluation.logprobs import reply_logprobs
 
     if pairs.num_rows == 0:
-        return np.zeros((0, 2))
+        return np.zeros((0, 2, 2))
     limit = context.project.evaluation.max_pair_tokens
     columns = pairs.select(["prompt", "chosen", "rejected"]).to_pydict()
     sides = [
-        reply_logprobs(policy, columns["prompt"], columns[side], max_tokens=limit).per_token
+        reply_logprobs(policy, columns["prompt"], columns[side], max_tokens=limit)
         for side in ("chosen", "rejected")
     ]
-    return np.stack(sides, axis=1)
+    return np.stack([np.stack([s.per_token, s.total], axis=1) for s in sides], axis=1)
 
 
 def _pair_estimates(context: Context, pairs: pa.Table, scores: dict[str, Any]) -> dict[str, Estimate]:
@@ -195,9 +196,11 @@ def _pair_estimates(context: Context, pairs: pa.Table, scores: dict[str, Any]) -
     clusters = np.array([u or k for u, k in zip(users, keys, strict=True)], dtype=object)
     right = {}
     for name, pair in scores.items():
-        lead = pair[:, 0] - pair[:, 1]
+        lead = pair[:, 0, 0] - pair[:, 1, 0]
         right[name] = np.where(lead == 0, 0.5, lead > 0).astype(float)
-    moved = (scores["candidate"] - scores["champion"]) @ np.array([1.0, -1.0])
+    # DPO's implicit reward is beta times the summed log-ratio, not its mean over tokens.
+    ratio = scores["candidate"][:, :, 1] - scores["champion"][:, :, 1]
+    moved = ratio[:, 0] - ratio[:, 1]
     implicit = np.where(moved == 0, 0.5, moved > 0).astype(float)
     seed = context.project.seed
     return {

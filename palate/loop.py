@@ -146,13 +146,13 @@ def evaluate(context: Context, version: str | None) -> Outcome:
         NothingTrained: there is no finished update for this dataset, settings and champion.
     """
     job = open_job(context, _dataset(context, version))
-    if not (job.learn_dir / "update" / "result.json").is_file():
-        raise NothingTrained(
-            "No trained adapter for this dataset, these settings and this champion.",
-            got=f"dataset {job.dataset.version}, champion v{job.champion.version}",
-            next_step="palate train",
-        )
     with run_status(job):
+        if not (job.learn_dir / "update" / "result.json").is_file():
+            raise NothingTrained(
+                "No trained adapter for this dataset, these settings and this champion.",
+                got=f"dataset {job.dataset.version}, champion v{job.champion.version}",
+                next_step="palate train",
+            )
         rewards, trained = _learn(job)
         assert trained is not None
         return _judge_and_register(job, rewards, trained, None)

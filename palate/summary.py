@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from palate.commands.options import given_options, near
 
 if TYPE_CHECKING:
     from evaluation.estimates import Estimate
@@ -54,7 +55,7 @@ def print_outcome(context: Context, outcome: Outcome, seconds: float) -> None:
 
 def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
     project = context.project
-    option = f" --config {_near(context.config_file)}" if context.config_file else ""
+    option = f" {given_options()}" if given_options() else ""
     lines = []
     if outcome.candidate is None:
         lines.append("This project trains a reward model only; it is an artifact of the MLflow run.")
@@ -69,20 +70,15 @@ def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
             f"v{outcome.candidate} cannot be judged yet: too little held-out data for a gate. The champion stays."
         )
     if outcome.report is not None:
-        lines.append(f"Report:  {_near(outcome.report)}")
+        lines.append(f"Report:  {near(outcome.report)}")
     uri = context.registry.tracking_uri
-    lines.append(f"MLflow:  mlflow ui --backend-store-uri {uri}   (run {outcome.run_id})")
+    where = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}"
+    lines.append(f"MLflow:  {where}   (run {outcome.run_id})")
     if outcome.candidate is not None:
         override = "" if outcome.exit_code == 0 else ' --override "reason"'
         lines.append(f"Promote: palate promote {outcome.candidate}{option}{override}")
     lines.append(f"Took {seconds:.0f} s. Workspace: {project.workspace.dir}")
     return lines
-
-
-def _near(path: Path) -> Path:
-    """The path as seen from here, where that is shorter to read and to type."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def document(context: Context, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -103,7 +99,7 @@ def document(context: Context, outcome: Outcome, seconds: float) -> dict[str, An
             for name, e in {**outcome.rewards.learned, **(judged.learned if judged else {})}.items()
         },
         "satisfaction": {name: e.to_dict() for name, e in outcome.satisfaction.items()},
-        "report": str(outcome.report),
+        "report": str(outcome.report) if outcome.report else None,
         "tracking_uri": context.registry.tracking_uri,
         "seconds": round(seconds, 1),
         "stage_s": {name: round(s, 1) for name, s in context.out.stage_s.items()},

@@ -158,7 +158,7 @@ def fit(
         raise NotEnoughVotes(
             "Too few paired preference rows to fit a reward model.",
             got=rows.num_rows,
-            allowed=f"at least {config.min_rows} ([reward] min_rows)",
+            allowed=f"at least {config.min_rows} ([reward.bradley_terry] min_rows)",
             next_step="collect more votes or edits, then run again",
         )
     columns = rows.select(

@@ -136,7 +136,7 @@ def fit(
     *,
     base: Path,
     seed: int,
-    cache_dir: Path | None = None,  # noqa: ARG001 - every reward model is fitted by the same call
+    cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PreferenceLM:
     """Fine-tune on decided PREFERENCES pairs; ties set the tie parameter from their share.
@@ -150,7 +150,11 @@ def fit(
     counted = pc.field("rejected").is_valid() & (pc.field("weight") > 0)
     paired = rows.filter(counted).sort_by("preference_id")
     decided = paired.filter(pc.field("margin") > 0)
-    with tempfile.TemporaryDirectory(prefix="reward-training-") as scratch:
+    if cache_dir is not None:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix="reward-training-", dir=cache_dir and cache_dir.parent
+    ) as scratch:
         trainer = _trainer(config, decided, base, Path(scratch), seed, progress)
         trainer.train()
     tie_share = 1 - decided.num_rows / max(paired.num_rows, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -149,6 +150,6 @@ def _write_cache(cache_dir: Path | None, fresh: dict[str, np.ndarray]) -> None:
     table = pa.table(
         {"key": list(fresh), "vector": pa.array([v.tolist() for v in fresh.values()], pa.list_(pa.float32()))}
     )
-    partial = cache_dir.parent / f".{cache_dir.name}-{name}.partial"
+    partial = cache_dir.parent / f".{cache_dir.name}-{name}-{os.getpid()}.partial"
     pq.write_table(table, partial)
     partial.replace(cache_dir / f"{name}.parquet")

@@ -255,7 +255,7 @@ def _refusal(target: ModelVersionInfo, state: State) -> RolloutError | None:
         return StaleEvidence(
             f"v{target.version} was judged against v{target.compared_with}, which no longer serves.",
             got=f"champion v{state.champion}",
-            next_step=f"`palate evaluate` against it; to promote all the same, {_OVERRIDE}",
+            next_step=f"`palate run` makes a candidate that starts from it; to promote all the same, {_OVERRIDE}",
         )
     return None
 

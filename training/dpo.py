@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from reward_models.hardware import fast_bf16
 from training.adapter import save_adapter
@@ -64,6 +64,14 @@ class Config(BaseModel):
     save_every_steps: int = Field(default=10, ge=1)
     """A checkpoint every so many steps; a killed run goes on from the last complete one."""
 
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Config:
+        if self.batch_pairs % self.micro_batch_pairs:
+            raise ValueError(
+                f"micro_batch_pairs ({self.micro_batch_pairs}) must divide batch_pairs ({self.batch_pairs})"
+            )
+        return self
+
 
 def train(
     config: Config,
@@ -91,17 +99,11 @@ def train(
 
     Raises:
         NotEnoughPreferences: fewer than `min_pairs` usable pairs.
-        TrainingError: the loss is not finite, or batch sizes do not fit.
+        TrainingError: the loss or a weight is not finite.
     """
     done = output / "result.json"
     if done.is_file():
         return read_result(done)
-    if config.batch_pairs % config.micro_batch_pairs:
-        raise TrainingError(
-            "micro_batch_pairs must divide batch_pairs.",
-            got=f"{config.batch_pairs} / {config.micro_batch_pairs}",
-            next_step="correct [train] in the project file",
-        )
     chosen = _choose(config, base, preferences, seed)
     output.mkdir(parents=True, exist_ok=True)
     with only_needed_positions():
@@ -262,5 +264,5 @@ def _refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
         raise TrainingError(
             "Training diverged: a loss or a weight is not a finite number. No adapter was written.",
             got=bad[:1] or ("a weight that is not finite" if curve else "no step was logged"),
-            next_step="lower [train] learning_rate",
+            next_step="lower [train.dpo] learning_rate",
         )

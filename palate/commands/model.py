@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from palate.commands.options import ConfigOption, InputOption, JsonOption, SetOption, open_context
+from palate.commands.options import (
+    ConfigOption,
+    InputOption,
+    JsonOption,
+    SetOption,
+    given_options,
+    open_context,
+)
 
 DEMO_SETTINGS = Path(__file__).parent.parent / "demo.toml"
 
@@ -44,9 +51,8 @@ def demo(
     context.out.say(
         "Simulated users: their tastes are made up, the model, its training and the pipeline are real."
     )
-    if not keep:
-        steps.fresh_workspace(context)
     with context.exclusive():
+        steps.prepare_workspace(context, keep, shuffled_labels)
         events = steps.make_events(context)
         if shuffled_labels:
             events = steps.shuffle_labels(events, seed)
@@ -96,7 +102,11 @@ def train(
     out = context.out
     metrics = outcome.trained.metrics if outcome.trained else {}
     out.table("Trained", ["", "value"], [(k, f"{v:.4g}") for k, v in metrics.items()])
-    out.say("Next: palate evaluate")
+    out.say(
+        f"Next: palate evaluate {given_options()}".rstrip()
+        if outcome.trained
+        else "No policy update: [train] method is none."
+    )
     out.result(
         {"ok": True, "exit_code": 0, "run_key": outcome.run_key, "run_id": outcome.run_id, "metrics": metrics}
     )

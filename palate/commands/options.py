@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,9 +25,25 @@ InputOption = Annotated[
 ]
 
 
+def near(path: Path) -> Path:
+    """The path as seen from here, where that is shorter to read and to type."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+_given: list[str] = []
+
+
+def given_options() -> str:
+    """`--config` and `--set` of this call, ready to be typed again behind another command."""
+    return shlex.join(_given)
+
+
 def open_context(file: Path | None, overrides: list[str] | None, as_json: bool) -> Context:
     """Open the project for one command."""
     from palate.console import Out
     from palate.context import open_project
 
+    _given[:] = ["--config", str(near(file))] if file is not None else []
+    _given.extend(part for override in overrides or [] for part in ("--set", override))
     return open_project(file, list(overrides or []), Out(as_json))

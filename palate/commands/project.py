@@ -20,6 +20,7 @@ def init(
     json_: JsonOption = False,
 ) -> int:
     """Write a commented palate.toml with every setting at its default."""
+    import json
     import sys
 
     from palate.config import DEFAULT_FILE, ConfigError
@@ -28,7 +29,7 @@ def init(
 
     text = commented()
     if print_:
-        sys.stdout.write(text)
+        sys.stdout.write(json.dumps({"ok": True, "exit_code": 0, "toml": text}) + "\n" if json_ else text)
         return 0
     try:
         with DEFAULT_FILE.open("x", encoding="utf-8") as file:

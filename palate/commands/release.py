@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.commands.options import ConfigOption, JsonOption, SetOption, given_options, open_context
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def promote(
     context.out.say(
         f"Champion is now v{decision.to_version}{before}, decided by {decision.actor} (entry {decision.entry})."
     )
-    context.out.say("Undo: palate rollback")
+    context.out.say(f"Undo: palate rollback {given_options()}".rstrip())
     context.out.result({"ok": True, "exit_code": 0, "decision": decision.model_dump(mode="json")})
     return 0
 

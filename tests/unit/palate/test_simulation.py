@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from pathlib import Path
 
 import numpy as np
 
+from palate.demo import shuffle_labels
 from palate.simulation.prompts import all_prompts, shuffled
 from palate.simulation.reactions import Clock, edited, react
 from palate.simulation.text import notice
@@ -66,3 +69,36 @@ def test_reactions_agree_with_taste_more_often_than_not_and_silence_is_common() 
                 votes[event["value"]["winner"]] += 1
     assert votes["b"] > 2 * votes["a"]
     assert 0.1 < silent / asked < 0.7
+
+
+def test_shuffled_labels_say_nothing_and_keep_every_text(tmp_path: Path) -> None:
+    events = []
+    for n in range(400):
+        shown = [interaction(f"first {n}", f"i{n}a"), interaction(f"second {n}", f"i{n}b")]
+        events += [{"type": "interaction", **i} for i in shown]
+        events.append(
+            {"type": "feedback", "kind": "vote", "value": {"among": [f"i{n}a", f"i{n}b"], "winner": f"i{n}a"}}
+        )
+        events.append({"type": "feedback", "kind": "thumb", "interaction_id": f"i{n}a", "value": 1})
+        edit = {
+            "type": "feedback",
+            "kind": "edit",
+            "interaction_id": f"i{n}b",
+            "value": {"text": f"edit {n}"},
+        }
+        events.append(edit)
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(json.dumps(e) + "\n" for e in events))
+    shuffled_events = [json.loads(line) for line in shuffle_labels(file, 0).read_text().splitlines()]
+    assert len(shuffled_events) == len(events)
+    won = [e["value"]["winner"].endswith("a") for e in shuffled_events if e.get("kind") == "vote"]
+    up = [e["value"] == 1 for e in shuffled_events if e.get("kind") == "thumb"]
+    kept = [e["value"]["text"].startswith("edit") for e in shuffled_events if e.get("kind") == "edit"]
+    for share in (won, up, kept):
+        assert 0.4 < np.mean(share) < 0.6
+
+    def texts(of: list[dict[str, object]]) -> list[str]:
+        replies = [e["completion"]["content"] for e in of if e["type"] == "interaction"]
+        return sorted(replies + [e["value"]["text"] for e in of if e.get("kind") == "edit"])
+
+    assert texts(shuffled_events) == texts(events)

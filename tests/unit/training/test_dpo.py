@@ -216,7 +216,7 @@ def test_too_few_pairs_exit_with_code_4(tiny_base: Path, fresh_champion: Path, t
 def test_batch_sizes_that_do_not_fit_are_refused(
     tiny_base: Path, fresh_champion: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingError, match="must divide"):
+    with pytest.raises(ValueError, match="must divide"):
         update(tiny_base, fresh_champion, tmp_path, micro_batch_pairs=3)
 
 
