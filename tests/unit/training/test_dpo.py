@@ -213,11 +213,9 @@ def test_too_few_pairs_exit_with_code_4(tiny_base: Path, fresh_champion: Path, t
     assert not (tmp_path / "adapter").exists()
 
 
-def test_batch_sizes_that_do_not_fit_are_refused(
-    tiny_base: Path, fresh_champion: Path, tmp_path: Path
-) -> None:
+def test_batch_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="must divide"):
-        update(tiny_base, fresh_champion, tmp_path, micro_batch_pairs=3)
+        dpo.Config(batch_pairs=8, micro_batch_pairs=3)
 
 
 def test_a_diverged_run_stops_and_writes_no_adapter(
