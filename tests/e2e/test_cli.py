@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from tests.e2e.conftest import PALATE, Palate, environment
 
 
 def test_help_is_fast() -> None:
-    def seconds() -> float:
-        started = time.perf_counter()
+    def cpu_s() -> float:
+        before = os.times()
         subprocess.run([str(PALATE), "--help"], env=environment(), check=True, capture_output=True)
-        return time.perf_counter() - started
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
-    # The best of several: other tests run beside this one.
-    assert min(seconds() for _ in range(10)) < 0.3
+    # Seconds of the processor, which on an idle machine are the seconds one waits: other tests run beside this one.
+    assert min(cpu_s() for _ in range(5)) < 0.3
 
 
 def test_help_imports_nothing_heavy() -> None:
