@@ -80,7 +80,7 @@ def test_looking_at_things(demo_workspace: tuple[Path, Result], palate: Palate) 
     letters = palate("show", "dead-letters", *CONFIG, "--json", cwd=cwd).json["dead_letters"]
     assert len(letters) == fates.json["fates"].get("dead_letter", 0)
     assert {letter["reason"] for letter in letters} <= {"nul_byte"}
-    model = palate("show", "candidate", *CONFIG, "--json", cwd=cwd)
+    model = palate("show", str(result.json["candidate"]), *CONFIG, "--json", cwd=cwd)
     assert model.json["model"]["dataset_version"] == result.json["dataset_version"]
     record = palate("show", "run", *CONFIG, "--json", cwd=cwd).json["record"]
     assert record["seed"] == 0 and record["dependencies"]["trl"] and record["config"]["model"]["base"]
