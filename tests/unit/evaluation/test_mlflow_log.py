@@ -91,8 +91,13 @@ def test_numbers_tables_and_report_are_there_within_five_seconds_and_once(client
     assert page.read_text(encoding="utf-8") == "<!doctype html>é"
 
 
-def test_the_tables_are_what_mlflow_itself_reads_as_tables(client, run_id, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)  # load_table searches there
+def test_the_tables_are_what_mlflow_itself_reads_as_tables(client, run_id, request):
+    import mlflow
+
+    # load_table searches where the process points, which other tests may have moved.
+    before = mlflow.get_tracking_uri()
+    request.addfinalizer(lambda: mlflow.set_tracking_uri(before))
+    mlflow.set_tracking_uri(client.tracking_uri)
     case = make_case(30)
     log_case(run_id, case, "", client=client)
     log_case(run_id, case, "", client=client)
