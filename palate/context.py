@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -23,6 +24,10 @@ from palate.console import Out
 if TYPE_CHECKING:
     from palate.base_model import BaseModel
     from rollout.connection import Registry
+
+
+# What takes part in learning and judging, beside what the dataset's manifest names.
+LEARNING = ("accelerate", "mlflow", "peft", "scipy", "tokenizers", "torch", "transformers", "trl")
 
 
 class WorkspaceBusy(PalateError, RuntimeError):
@@ -168,7 +173,7 @@ def record(context: Context, **more: Any) -> dict[str, Any]:
         "seed": context.project.seed,
         "base": {"id": context.base.id, "revision": context.base.revision},
         "code": code_version(),
-        "dependencies": versions(),
+        "dependencies": {**versions(), **{name: importlib.metadata.version(name) for name in LEARNING}},
         "machine": {
             "python": platform.python_version(),
             "system": platform.platform(),
