@@ -51,21 +51,26 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
+def run_palate(cwd: Path, *arguments: str) -> Result:
+    """`palate …` in a directory, to its end."""
+    done = subprocess.run(
+        [str(PALATE), *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
 def palate(tmp_path: Path) -> Palate:
     """Runs `palate …` in this test's own directory."""
 
     def run(*arguments: str, cwd: Path = tmp_path) -> Result:
-        done = subprocess.run(
-            [str(PALATE), *arguments],
-            cwd=cwd,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
+        return run_palate(cwd, *arguments)
 
     return run
 
@@ -80,13 +85,4 @@ def settings(base: Path, *more: str) -> list[str]:
 def demo_workspace(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """One demo on the tiny model with labels that say nothing: its directory and its result."""
     cwd = tmp_path_factory.mktemp("demo")
-    done = subprocess.run(
-        [str(PALATE), "demo", "--json", "--shuffled-labels", *settings(tiny_base)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return cwd, Result(done.returncode, done.stdout, done.stderr)
+    return cwd, run_palate(cwd, "demo", "--json", "--shuffled-labels", *settings(tiny_base))
