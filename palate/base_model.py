@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -133,13 +135,15 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            weights.parent,
-            gguf_file=weights.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-        )
+        # The library's own progress bar knows no switch; it would break palate's stage display.
+        with contextlib.redirect_stderr(io.StringIO()):
+            tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                weights.parent,
+                gguf_file=weights.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         model.to(torch.bfloat16).save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         try:
