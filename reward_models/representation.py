@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reward_models import model_files
 from reward_models.features import text_features
 from reward_models.hardware import inference_dtype
 from reward_models.scorer import Chat
@@ -104,20 +105,9 @@ def _embed(
 
 
 def _identity(base: Path) -> str:
-    """What makes vectors comparable: the base's files and the number format they are run in.
-
-    Two bases may lie in directories of the same name; ends and sizes of the weight files tell them apart
-    without reading gigabytes.
-    """
-    digest = hashlib.sha256(f"{inference_dtype()} {DEPTH_SHARE}".encode())
-    for file in sorted([*base.glob("*.json"), *base.glob("*.safetensors")]):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(1 << 16))
-            stream.seek(max(0, size - (1 << 20)))
-            digest.update(stream.read())
-    return digest.hexdigest()
+    """What makes vectors comparable: the base's files and the number format they are run in."""
+    about = f"{inference_dtype()} {DEPTH_SHARE} {model_files.digest(base)}"
+    return hashlib.sha256(about.encode()).hexdigest()
 
 
 def _key(identity: str, prompt: Chat, completion: str, max_tokens: int) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Chat = list[dict[str, str]]
-NOT_METHODS = {"errors", "scorer", "features", "hardware", "representation", "heldout", "ties"}
+NOT_METHODS = {"errors", "scorer", "features", "hardware", "model_files", "representation", "heldout", "ties"}
 
 
 class RewardModelError(PalateError, ValueError):
