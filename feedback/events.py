@@ -271,12 +271,12 @@ def digest(event: Event) -> str:
     return hashlib.sha256(canonical(event)).hexdigest()
 
 
-def prompt_key(messages: Iterable[Message | Mapping[str, Any]]) -> str:
-    """The key that decides a prompt's split: sha256 of its first user message, folded.
+def prompt_text(messages: Iterable[Message | Mapping[str, Any]]) -> str:
+    """The text that stands for a prompt: its first user message, folded.
 
     Case, white space and compatibility forms are folded away, and only the first user message counts, so that
-    every turn of one conversation and trivial rewrites fall in one split. Without a user message the first
-    message counts.
+    every turn of one conversation and trivial rewrites are one. Without a user message the first message
+    counts.
     """
     pairs = [(m.role, m.content) if isinstance(m, Message) else (m["role"], m["content"]) for m in messages]
     first = next((content for role, content in pairs if role == "user"), pairs[0][1] if pairs else "")
@@ -284,7 +284,12 @@ def prompt_key(messages: Iterable[Message | Mapping[str, Any]]) -> str:
         first = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", first).casefold())
     else:
         first = first.casefold()
-    return hashlib.sha256(" ".join(first.split()).encode()).hexdigest()
+    return " ".join(first.split())
+
+
+def prompt_key(messages: Iterable[Message | Mapping[str, Any]]) -> str:
+    """The key that decides a prompt's split: sha256 of its `prompt_text`."""
+    return hashlib.sha256(prompt_text(messages).encode()).hexdigest()
 
 
 def render(messages: Iterable[Message | Mapping[str, Any]]) -> str:

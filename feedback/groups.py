@@ -75,12 +75,14 @@ class Group:
 
     Attributes:
         settled: Signals that do not count, with the reason.
+        superseded: By the id of a signal that counts, the older ones that it replaces.
     """
 
     prompt_key: str
     replies: dict[str, Reply]
     signals: list[Signal]
     settled: dict[str, str] = field(default_factory=dict)
+    superseded: dict[str, list[str]] = field(default_factory=dict)
 
     def of_kind(self, *kinds: str) -> list[Signal]:
         """The signals of these kinds that count."""
@@ -136,14 +138,17 @@ def settle(
         if signal.id not in settled and (reason := _unusable(signal, known, actors)):
             settled[signal.id] = reason
     newest: dict[tuple[Any, ...], Signal] = {}
+    superseded: dict[str, list[str]] = {}
     for signal in live.values():  # oldest first
         key = _says(signal)
         if key is None or signal.id in settled:
             continue
         if key in newest:
-            settled[newest[key].id] = "superseded"
+            older = newest[key].id
+            settled[older] = "superseded"
+            superseded[signal.id] = [*superseded.pop(older, ()), older]
         newest[key] = signal
-    return Group(prompt_key, known, [s for s in live.values() if s.id not in settled], settled)
+    return Group(prompt_key, known, [s for s in live.values() if s.id not in settled], settled, superseded)
 
 
 def _unusable(signal: Signal, replies: Mapping[str, Reply], actors: frozenset[str]) -> str | None:
@@ -176,6 +181,8 @@ def _retractions(signals: Mapping[str, Signal]) -> dict[str, str]:
     Signals that retract each other form trees below the first signal. From the leaves up: a retraction that
     is not itself taken back takes its target back. Event times play no part, because clocks are wrong.
     """
+    if all(signal.retracts is None for signal in signals.values()):
+        return {}
     reasons: dict[str, str] = {}
     below: dict[str, list[Signal]] = {}
     for signal in signals.values():

@@ -6,7 +6,9 @@ changes what they keep.
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import orjson
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedback.events import compared, prompt_key
-from feedback.tables import EVENTS, fate_row, fates_table
+from feedback.tables import EVENTS, Fate, fates_table
 
 KEYED: pa.Schema = EVENTS.append(pa.field("prompt_key", pa.string()))
 """`EVENTS` with the prompt key that groups them."""
@@ -38,27 +40,55 @@ def dedupe(events: pa.Table) -> tuple[pa.Table, pa.Table]:
     Returns:
         The events that stand, sorted by kind and id, without dead letters; and the fates of all other rows.
     """
-    kinds = events.column("kind")
-    fates = _dead_letters(events.filter(pc.equal(kinds, "dead_letter")))
-    events = events.filter(pc.is_in(kinds, pa.array(["interaction", "feedback"])))
+    dead = events.filter(pc.equal(events.column("kind"), "dead_letter"))
+    ranked = rank_copies(events)
+    lost = ranked.events.filter(pa.array(~ranked.stands))
+    fates, reasons = ranked.lost_fates()
+    refused = fates_table(dead, "dead_letter", dead.column("reason"))
+    lost_fates = fates_table(
+        lost, fates.filter(pa.array(~ranked.stands)), reasons.filter(pa.array(~ranked.stands))
+    )
+    return ranked.events.filter(pa.array(ranked.stands)), pa.concat_tables([refused, lost_fates])
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Events sorted so that all rows of one id are together, the one that stands first.
+
+    Attributes:
+        events: Interactions and feedback.
+        stands: (N,) bool; whether the row is the event of its id.
+        copy: (N,) bool; whether the row says the same as the row before it.
+    """
+
+    events: pa.Table
+    stands: np.ndarray
+    copy: np.ndarray
+
+    def winners(self) -> np.ndarray:
+        """(N,) int64: for each row, which row is the event of its id."""
+        return np.maximum.accumulate(np.where(self.stands, np.arange(len(self.stands)), 0))
+
+    def lost_fates(self) -> tuple[pa.Array, pa.Array]:
+        """Fate and reason of each row that does not stand; null for the others."""
+        fates = np.where(self.copy, "duplicate", "dead_letter")
+        reasons = np.where(self.copy, "same_event", "conflicting_duplicate")
+        mask = self.stands
+        return pa.array(fates, pa.string(), mask=mask), pa.array(reasons, pa.string(), mask=mask)
+
+
+def rank_copies(events: pa.Table) -> Ranked:
+    """Decides which row of each id stands; see `dedupe`, which leaves the others out."""
+    events = events.filter(pc.is_in(events.column("kind"), pa.array(["interaction", "feedback"])))
     if events.num_rows == 0:
-        return events, fates_table(fates)
+        nothing = np.zeros(0, dtype=bool)
+        return Ranked(events, nothing, nothing)
     keys = ("kind", "event_id", "event_time", "digest", "ingest_time", "source", "partition", "offset")
-    events = events.sort_by([(key, "ascending") for key in keys]).combine_chunks()
-    first = ~_same_as_previous(events, "kind", "event_id")
-    copy = _same_as_previous(events, "kind", "event_id", "digest")
-    lost = events.filter(pa.array(~first)).select(["event_id", "kind", "digest"]).to_pylist()
-    for row, is_copy in zip(lost, copy[~first], strict=True):
-        if is_copy:
-            fates.append(fate_row(**row, fate="duplicate", reason="same_event"))
-        else:
-            fates.append(fate_row(**row, fate="dead_letter", reason="conflicting_duplicate"))
-    return events.filter(pa.array(first)), fates_table(fates)
-
-
-def _dead_letters(events: pa.Table) -> list[dict[str, Any]]:
-    rows = events.select(["event_id", "kind", "digest", "reason"]).to_pylist()
-    return [fate_row(**row, fate="dead_letter") for row in rows]
+    # Payloads are moved once, by the order that the small columns give.
+    order = pc.sort_indices(events.select(keys), [(key, "ascending") for key in keys])
+    events = events.take(order).combine_chunks()
+    stands = ~_same_as_previous(events, "kind", "event_id")
+    return Ranked(events, stands, _same_as_previous(events, "kind", "event_id", "digest"))
 
 
 def _same_as_previous(table: pa.Table, *columns: str) -> np.ndarray:
@@ -79,6 +109,45 @@ def prompt_keys(interactions: pa.Table) -> pa.Table:
     return ids.append_column("prompt_key", pa.array(keys, pa.string())).cast(PROMPT_KEYS)
 
 
+def waiting_group(what: Literal["interaction", "session"], missing: str) -> str:
+    """The key under which feedback waits for an interaction or a session; shaped like a prompt key."""
+    return hashlib.sha256(f"waiting\0{what}\0{missing}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where each feedback belongs.
+
+    Attributes:
+        groups: The prompt key, or the key of what it waits for.
+        fates: None for feedback that stands beside its prompt; else its fate.
+        reasons: Why, likewise.
+    """
+
+    groups: list[str]
+    fates: list[Fate | None]
+    reasons: list[str | None]
+
+
+def locate(feedback: pa.Table, keys: pa.Table) -> Located:
+    """Finds the prompt of each feedback, or what it waits for.
+
+    Args:
+        feedback: In `EVENTS`, each id once.
+        keys: In `PROMPT_KEYS`; of all interactions that the feedback names, and of all sessions.
+    """
+    where = pc.index_in(feedback.column("interaction_id"), value_set=_values(keys, "interaction_id"))
+    found = keys.column("prompt_key").take(where).to_pylist()
+    fates: list[Fate | None] = [None] * len(found)
+    reasons: list[str | None] = [None] * len(found)
+    for i in _rows(pc.is_null(where)):
+        missing = feedback.column("interaction_id")[i].as_py()
+        found[i], fates[i], reasons[i] = waiting_group("interaction", missing or ""), "waiting", "orphan"
+    _settle_sessions(feedback, keys, found, fates, reasons)
+    _settle_votes(feedback, keys, found, fates, reasons)
+    return Located(found, fates, reasons)
+
+
 def attach(feedback: pa.Table, keys: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Gives each feedback the prompt key of what it is about.
 
@@ -91,51 +160,74 @@ def attach(feedback: pa.Table, keys: pa.Table) -> tuple[pa.Table, pa.Table]:
         that has not arrived, `no_preference` for feedback about a whole session and for votes on replies to
         different prompts.
     """
-    where = pc.index_in(feedback.column("interaction_id"), value_set=keys.column("interaction_id"))
-    found = keys.column("prompt_key").take(where).to_pylist()
-    reasons: list[str | None] = [None if key is not None else "orphan" for key in found]
-    _settle_sessions(feedback, keys, reasons)
-    _settle_votes(feedback, keys, reasons)
-    joined = feedback.append_column("prompt_key", pa.array(found, pa.string()))
-    keep = pa.array([reason is None for reason in reasons], pa.bool_())
-    left = feedback.select(["event_id", "kind", "digest"]).filter(pc.invert(keep)).to_pylist()
-    why = [reason for reason in reasons if reason is not None]
-    fates = [
-        fate_row(**row, fate="waiting" if reason in _WAITING else "no_preference", reason=reason)
-        for row, reason in zip(left, why, strict=True)
-    ]
-    return joined.filter(keep), fates_table(fates)
+    at = locate(feedback, keys)
+    fates, reasons = pa.array(at.fates, pa.string()), pa.array(at.reasons, pa.string())
+    joined = feedback.append_column("prompt_key", pa.array(at.groups, pa.string()))
+    left = pc.is_valid(fates)
+    return joined.filter(pc.is_null(fates)), fates_table(
+        feedback.filter(left), fates.filter(left), reasons.filter(left)
+    )
 
 
-_WAITING = ("orphan", "orphan_session")
+def _values(table: pa.Table, column: str) -> pa.Array:
+    return table.column(column).combine_chunks()
 
 
-def _settle_sessions(feedback: pa.Table, keys: pa.Table, reasons: list[str | None]) -> None:
-    whole = pc.is_null(feedback.column("interaction_id"))
-    known = pc.is_in(feedback.column("session_id"), value_set=keys.column("session_id"))
-    for i, (is_whole, is_known) in enumerate(zip(whole.to_pylist(), known.to_pylist(), strict=True)):
-        if is_whole:
-            reasons[i] = "session_level" if is_known else "orphan_session"
+def _rows(mask: pa.ChunkedArray) -> list[int]:
+    """Numbers of the rows where a mask is true."""
+    rows: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    return rows
 
 
-def _settle_votes(feedback: pa.Table, keys: pa.Table, reasons: list[str | None]) -> None:
+def _settle_sessions(
+    feedback: pa.Table,
+    keys: pa.Table,
+    groups: list[str],
+    fates: list[Fate | None],
+    reasons: list[str | None],
+) -> None:
+    whole = _rows(pc.is_null(feedback.column("interaction_id")))
+    if not whole:
+        return
+    sessions = feedback.column("session_id").take(pa.array(whole))
+    known = pc.is_in(sessions, value_set=_values(keys, "session_id")).to_pylist()
+    for i, session, is_known in zip(whole, sessions.to_pylist(), known, strict=True):
+        # It stays with what else is said about the session, because the session can become unknown again:
+        # when an earlier event under the same id turns out to be the one that stands.
+        groups[i] = waiting_group("session", session)
+        fates[i], reasons[i] = (
+            ("no_preference", "session_level") if is_known else ("waiting", "orphan_session")
+        )
+
+
+def _settle_votes(
+    feedback: pa.Table,
+    keys: pa.Table,
+    groups: list[str],
+    fates: list[Fate | None],
+    reasons: list[str | None],
+) -> None:
     # The pattern finds every vote and perhaps others, whose metadata looks like one: the body decides.
-    maybe = pc.match_substring(feedback.column("body"), '"kind":"vote"').to_pylist()
-    rows = [i for i, is_vote in enumerate(maybe) if is_vote and reasons[i] is None]
+    maybe = _rows(pc.match_substring(feedback.column("body"), '"kind":"vote"'))
+    rows = [i for i in maybe if fates[i] is None]
     if not rows:
         return
-    by_id = dict(
-        zip(keys.column("interaction_id").to_pylist(), keys.column("prompt_key").to_pylist(), strict=True)
-    )
+    votes: dict[int, list[str]] = {}
     for i, text in zip(rows, feedback.column("body").take(pa.array(rows)).to_pylist(), strict=True):
         body = orjson.loads(text)
-        if body["kind"] != "vote":
-            continue
-        prompts = {by_id.get(reply_id) for reply_id in compared(body["value"])}
-        if None in prompts:
-            reasons[i] = "orphan"
-        elif len(prompts) > 1:
-            reasons[i] = "prompt_mismatch"
+        if body["kind"] == "vote":
+            votes[i] = compared(body["value"])
+    names = pa.array(sorted({name for among in votes.values() for name in among}), pa.string())
+    where = pc.index_in(names, value_set=_values(keys, "interaction_id"))
+    prompts = keys.column("prompt_key").take(where)
+    by_id = dict(zip(names.to_pylist(), prompts.to_pylist(), strict=True))
+    for i, among in votes.items():
+        missing = sorted(name for name in among if by_id[name] is None)
+        if missing:  # it waits for one of them, then for the next
+            groups[i] = waiting_group("interaction", missing[0])
+            fates[i], reasons[i] = "waiting", "orphan"
+        elif len({by_id[name] for name in among}) > 1:
+            fates[i], reasons[i] = "no_preference", "prompt_mismatch"
 
 
 def join(interactions: pa.Table, feedback: pa.Table) -> tuple[pa.Table, pa.Table]:

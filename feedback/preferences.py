@@ -7,23 +7,27 @@ are together.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from feedback.events import SCHEMA_VERSION
+from feedback.admission import Admission
 from feedback.groups import Group, Reply, Signal, reply_of, settle, signal_of
+from feedback.hygiene.near_duplicates import NearDuplicateConfig
+from feedback.hygiene.pii import PiiConfig
 from feedback.joining import KEYED, attach, dedupe, join, prompt_keys
 from feedback.rules import Proposal, Rule, Skip, load
-from feedback.splits import SplitConfig, row_split
-from feedback.tables import PREFERENCES, Fate, fate_row, fates_table
+from feedback.splits import SplitConfig
+from feedback.tables import PREFERENCES, Fate, fates_table
 
-__all__ = ["KEYED", "REASONS", "PreferConfig", "attach", "dedupe", "join", "prefer", "prompt_keys"]
+__all__ = ["KEYED", "REASONS", "PreferConfig", "attach", "dedupe", "join", "judge", "prefer", "prompt_keys"]
 
 REASONS: dict[str, str] = {
     "consent_train": "its row falls in train, and an interaction in it is not free for that",
@@ -39,6 +43,7 @@ REASONS: dict[str, str] = {
     "superseded": "the same person said something newer about the same",
     "actor_excluded": "it comes from an actor that the configuration leaves out",
     "prompt_mismatch": "it compares replies to different prompts",
+    "near_duplicate": "its prompt is nearly the same as another one, which is held out or stands for both",
     "split_conflict": "its prompt and users fall in different splits",
     "same_text": "chosen and rejected are the same text",
     "tie": "a tie, and the configuration makes no rows from ties",
@@ -75,6 +80,10 @@ class PreferConfig(BaseModel):
     """Whose signals count; by default people's only."""
     split: SplitConfig = SplitConfig()
     """What is held out."""
+    pii: PiiConfig = PiiConfig()
+    """Which personal data is replaced in the texts of rows."""
+    near_duplicates: NearDuplicateConfig = NearDuplicateConfig()
+    """Which prompts count as nearly the same, so that one of them is left out."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -91,6 +100,23 @@ class PreferConfig(BaseModel):
         return [(name, load(name)) for name in sorted(self.rules)]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What became of some events.
+
+    Attributes:
+        rows: In `PREFERENCES`, sorted by `preference_id`.
+        fates: One for each event, in the order of the events.
+        reasons: Likewise; None for an event that is in a row.
+        preference_ids: Likewise; sorted ids of the rows that the event is in.
+    """
+
+    rows: pa.Table
+    fates: list[Fate]
+    reasons: list[str | None]
+    preference_ids: list[list[str]]
+
+
 def prefer(events: pa.Table, config: PreferConfig) -> tuple[pa.Table, pa.Table]:
     """Reads preferences from events.
 
@@ -101,72 +127,80 @@ def prefer(events: pa.Table, config: PreferConfig) -> tuple[pa.Table, pa.Table]:
     Returns:
         Rows in `PREFERENCES` sorted by `preference_id`, and in `FATES` one fate for each event.
     """
+    judged = judge(events, config)
+    columns = (
+        pa.array(judged.fates, pa.string()),
+        pa.array(judged.reasons, pa.string()),
+        pa.array(judged.preference_ids, pa.list_(pa.string())),
+    )
+    return judged.rows, fates_table(events, *columns)
+
+
+def judge(events: pa.Table, config: PreferConfig) -> Judged:
+    """The work of `prefer`, with the fates in the order of the events and not yet in a table."""
     rules = [(n, rule, rule.Config.model_validate(config.options.get(n, {}))) for n, rule in config.loaded()]
     actors = frozenset(config.actors)
+    read = frozenset().union(*(rule.KINDS for _, rule, _ in rules))
+    judged = Judged(PREFERENCES.empty_table(), *_without_feedback(events))
     rows: dict[str, dict[str, Any]] = {}
-    fates: list[dict[str, Any]] = []
     for key, replies, signals in _by_prompt(events):
-        group = settle(key, replies, signals, actors)
+        group = settle(key, replies.values(), signals.values(), actors)
+        heard = {signal.kind for signal in group.signals}
+        admission = Admission(group, config.split, config.pii)
         ledger = _Ledger(group)
-        read: set[str] = set()
         for name, rule, options in rules:
-            read |= rule.KINDS
+            if heard.isdisjoint(rule.KINDS):
+                continue
             for item in rule.propose(group, options):
                 if isinstance(item, Skip):
                     ledger.reasons[item.signal.id].add(item.reason)
                     continue
-                ledger.record(item, _admit(item, group, name, config.split), rows)
-        fates += ledger.fates(replies, signals, read)
-    table = pa.Table.from_pylist([rows[key] for key in sorted(rows)], schema=PREFERENCES)
-    return table, fates_table(fates)
+                ledger.record(item, admission.row(item, name), rows)
+        for at, fate, reason, made in ledger.fates(replies, signals, read):
+            judged.fates[at], judged.reasons[at], judged.preference_ids[at] = fate, reason, made
+    return replace(judged, rows=_rows_table(rows))
 
 
-def _by_prompt(events: pa.Table) -> Iterator[tuple[str, list[Reply], list[Signal]]]:
-    names = ("kind", "prompt_key", "digest", "event_time", "body")
-    columns = [events.column(name).to_pylist() for name in names]
-    replies: dict[str, list[Reply]] = defaultdict(list)
-    signals: dict[str, list[Signal]] = defaultdict(list)
-    for kind, key, digest, time, body in zip(*columns, strict=True):
+def _without_feedback(events: pa.Table) -> tuple[list[Fate], list[str | None], list[list[str]]]:
+    """The fates of all events as if nobody had said anything: from columns, for most events have none."""
+    fates: list[Fate] = ["no_preference"] * events.num_rows
+    reasons: list[str | None] = ["no_feedback"] * events.num_rows
+    # The pattern finds every body that allows nothing and perhaps others with such metadata.
+    maybe = pc.match_substring(events.column("body"), '"uses":[]').to_numpy(zero_copy_only=False)
+    for at in np.flatnonzero(maybe).tolist():
+        if orjson.loads(events.column("body")[at].as_py()).get("uses") == []:
+            fates[at], reasons[at] = "withheld", "no_consent"
+    return fates, reasons, [[]] * events.num_rows
+
+
+def _by_prompt(events: pa.Table) -> Iterator[tuple[str, dict[int, Reply], dict[int, Signal]]]:
+    """The groups in which there is feedback: replies and signals by their row."""
+    keys = events.column("prompt_key")
+    is_signal = pc.equal(events.column("kind"), "feedback")
+    loud = pc.is_in(keys, value_set=keys.filter(is_signal).combine_chunks().unique())
+    places = np.flatnonzero(loud.to_numpy(zero_copy_only=False))
+    events = events.select(["kind", "prompt_key", "digest", "event_time", "body"]).take(pa.array(places))
+    replies: dict[str, dict[int, Reply]] = defaultdict(dict)
+    signals: dict[str, dict[int, Signal]] = defaultdict(dict)
+    columns = (column.to_pylist() for column in events.columns)
+    for at, kind, key, digest, time, body in zip(places.tolist(), *columns, strict=True):
         if kind == "interaction":
-            replies[key].append(reply_of(orjson.loads(body), digest, time))
+            replies[key][at] = reply_of(orjson.loads(body), digest, time)
         else:
-            signals[key].append(signal_of(orjson.loads(body), digest, time))
+            signals[key][at] = signal_of(orjson.loads(body), digest, time)
     for key in sorted(replies.keys() | signals.keys()):
-        yield key, replies.get(key, []), signals.get(key, [])
+        yield key, replies.pop(key, {}), signals.pop(key, {})
 
 
-def _admit(item: Proposal, group: Group, rule: str, split: SplitConfig) -> dict[str, Any] | str:
-    """The row of a proposal, or the reason why there is none."""
-    if item.chosen == item.rejected:
-        return "same_text"
-    users = {signal.user for signal in item.signals} | {reply.user for reply in item.replies}
-    drawn = row_split(users, group.prompt_key, split)
-    if drawn is None:
-        return "split_conflict"
-    use = "train" if drawn == "train" else "evaluate"
-    if not all(use in reply.uses for reply in item.replies):
-        return "consent_" + use
-    raters = {signal.user for signal in item.signals}
-    row = {
-        "prompt": item.preferred.prompt,
-        "prompt_key": group.prompt_key,
-        "chosen": item.chosen,
-        "rejected": item.rejected,
-        "label": item.label,
-        "margin": float(item.margin),
-        "weight": float(item.weight),
-        # With two replies there is no single draw that the row was logged under.
-        "propensity": item.preferred.propensity if len(item.replies) == 1 else None,
-        "user_id": raters.pop() if len(raters) == 1 else None,
-        "agent": item.preferred.agent,
-        "rule": rule,
-        "evidence": sorted([*{signal.id for signal in item.signals}, *{reply.id for reply in item.replies}]),
-        "event_time": max(signal.time for signal in item.signals),
-        "split": drawn,
-        "schema_version": SCHEMA_VERSION,
-    }
-    content = orjson.dumps(row, option=orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z)
-    return {"preference_id": hashlib.sha256(content).hexdigest(), **row}
+def _rows_table(rows: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """Preference rows by their ids as a table."""
+    ordered = [rows[key] for key in sorted(rows)]
+    arrays = [pa.array([row[field.name] for row in ordered], field.type) for field in PREFERENCES]
+    return pa.table(arrays, schema=PREFERENCES)
+
+
+_Settled = tuple[int, Fate, str | None, list[str]]
+"""Row of an event, its fate, the reason, and the ids of the rows it is in."""
 
 
 class _Ledger:
@@ -194,33 +228,32 @@ class _Ledger:
         for reply in item.replies:
             self.reply_rows[reply.id].add(key)
 
-    def fates(self, replies: list[Reply], signals: list[Signal], read: set[str]) -> Iterator[dict[str, Any]]:
+    def fates(
+        self, replies: Mapping[int, Reply], signals: Mapping[int, Signal], read: frozenset[str]
+    ) -> Iterator[_Settled]:
         """One fate for each event of the group."""
-        spoken_of = {target for signal in signals for target in signal.targets}
-        for signal in signals:
+        spoken_of = {target for signal in signals.values() for target in signal.targets}
+        for at, signal in signals.items():
             reasons = self.reasons[signal.id]
             if signal.id in self.group.settled:
                 reasons = {self.group.settled[signal.id]}
             elif not reasons:
                 reasons = {"no_counterpart" if signal.kind in read else "no_rule"}
-            yield _fate(signal.id, "feedback", signal.digest, self.rows_of[signal.id], reasons)
-        for reply in replies:
+            yield _fate(at, self.rows_of[signal.id], reasons)
+        for at, reply in replies.items():
             reasons = self.reply_reasons[reply.id] & _WITHHELD
             if not reply.uses:
                 reasons = {"no_consent"}
             elif not reasons:
                 reasons = {"feedback_made_no_row" if reply.id in spoken_of else "no_feedback"}
-            yield _fate(reply.id, "interaction", reply.digest, self.reply_rows[reply.id], reasons)
+            yield _fate(at, self.reply_rows[reply.id], reasons)
 
 
-def _fate(event_id: str, kind: str, digest: str, rows: set[str], reasons: set[str]) -> dict[str, Any]:
+def _fate(at: int, rows: set[str], reasons: set[str]) -> _Settled:
     if rows:
-        return fate_row(event_id, kind, digest, "ready", None, tuple(rows))
+        return at, "ready", None, sorted(rows)
     # A reason of a user's own rule is unknown here and comes last.
     reason = min(reasons, key=lambda reason: (_RANK.get(reason, len(_RANK)), reason))
-    fate: Fate = "no_preference"
     if reason in _WITHHELD:
-        fate = "withheld"
-    elif reason in _WAITING:
-        fate = "waiting"
-    return fate_row(event_id, kind, digest, fate, reason)
+        return at, "withheld", reason, []
+    return at, "waiting" if reason in _WAITING else "no_preference", reason, []

@@ -6,6 +6,7 @@ all its users fall in the same split; so no prompt and no user of test or evalua
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from typing import Literal, Self
@@ -40,6 +41,7 @@ class SplitConfig(BaseModel):
         return self
 
 
+@functools.lru_cache(maxsize=65_536)  # the same people and prompts come again and again
 def _draw(axis: str, key: str, test: float, evaluation: float, seed_text: str) -> Split:
     text = "\0".join((seed_text, axis, key))
     point = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

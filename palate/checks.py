@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from feedback.errors import PalateError
@@ -137,12 +136,14 @@ def _model(context: Context) -> Check:
 
 
 def _source(context: Context) -> Check:
-    path = config_module.source_path(context.project, None)
+    path = config_module.source_place(context.project, None)
+    if isinstance(path, str):  # brokers are asked when there is something to read
+        return Check("Source", "ok", path)
     if path is None:
         return Check(
             "Source", "warn", "no [source] path", "name a file with each ingest, or set it in palate.toml"
         )
-    if not Path(path).exists():
+    if not path.exists():
         variable = config_module.DATA_VARIABLE
         return Check("Source", "warn", f"{path} does not exist", f"set [source] path, --input or {variable}")
     return Check("Source", "ok", f"{context.project.source.name}: {path}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from palate.commands import data, model, project, release
+from palate.commands import data, fate, ingest, ledger, maintain, model, project, release, replay
 from palate.commands.options import given_options
 
 app = typer.Typer(
@@ -22,10 +22,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (project, data, model, release):
+for group in (project, ingest, data, fate, ledger, replay, maintain, model, release):
     group.register(app)
 
-EXIT_CODES = "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient data, 5 nothing new, 130 interrupted."
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, 5 nothing new, "
+    "130 interrupted."
+)
 
 
 @app.callback(epilog=EXIT_CODES)

@@ -18,6 +18,9 @@ from feedback.preferences import PreferConfig
 from palate.base_model import SCHEMES, UnknownScheme
 from palate.simulation.users import PopulationConfig
 from pipelines.ingest import IngestConfig
+from pipelines.kafka.settings import is_url
+from pipelines.maintain import MaintainConfig
+from pipelines.runner import RunnerConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
 from reward_models.preference_lm import Config as PreferenceLMConfig
 from rollout.connection import RegistryConfig
@@ -54,7 +57,8 @@ class Source(BaseModel):
     name: str = "palate_jsonl"
     """A module of `feedback/sources`, or `module:object`."""
     path: str | None = None
-    """File or folder; a relative path that does not exist is also looked up under $PALATE_SHARED_DATA."""
+    """File, folder or `kafka://broker/topic`; a relative path that does not exist is also looked up under
+    $PALATE_SHARED_DATA."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Fields of that source's own `Config`."""
 
@@ -133,7 +137,9 @@ class Project(BaseModel):
     workspace: Workspace = Workspace()
     source: Source = Source()
     model: Model = Model()
+    pipeline: RunnerConfig = RunnerConfig()
     ingest: IngestConfig = IngestConfig()
+    maintain: MaintainConfig = MaintainConfig()
     prefer: PreferConfig = PreferConfig()
     reward: Reward = Reward()
     train: Train = Train()
@@ -224,6 +230,14 @@ def source_path(project: Project, given: Path | None) -> Path | None:
         return path
     shared = os.environ.get(DATA_VARIABLE)
     return Path(shared) / path if shared else path
+
+
+def source_place(project: Project, given: Path | None) -> Path | str | None:
+    """Like `source_path`, but an address of topics (`kafka://broker/topic`) stays as it is."""
+    address = project.source.path
+    return (
+        address if given is None and address is not None and is_url(address) else source_path(project, given)
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:

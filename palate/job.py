@@ -107,7 +107,12 @@ def open_job(context: Context, dataset: Dataset) -> Job:
     run_id = tracking.open_run(registry, key, f"{project.name}-{key[:6]}", tags)
     job = Job(context, dataset, champion, learned, key, run_id)
     about = record(
-        context, run_key=key, run_id=run_id, dataset_version=dataset.version, champion=champion.version
+        context,
+        run_key=key,
+        run_id=run_id,
+        learn_key=learned,
+        dataset_version=dataset.version,
+        champion=champion.version,
     )
     write_json(job.dir / "record.json", about)
     tracking.log_settings(registry, run_id, about, dataset.manifest)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedback.errors import PalateError
 from palate import config as config_module
+from palate import validation
 from palate.context import Context, write_json
 from palate.job import Job, open_job, run_status
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from palate.learn import RewardOutcome
     from pipelines.dataset import Dataset
     from pipelines.ingest import IngestSummary
+    from pipelines.quality import Arrivals
     from rollout.versions import ModelVersionInfo
     from training.dpo import TrainResult
 
@@ -80,7 +82,7 @@ def ingest(context: Context, given: Path | None, source: str | None = None) -> I
     from pipelines.ingest import ingest as run
 
     project = context.project
-    path = config_module.source_path(project, given)
+    path = config_module.source_place(project, given)
     if path is None:
         raise NoInput(
             "There is nothing to ingest.",
@@ -93,6 +95,7 @@ def ingest(context: Context, given: Path | None, source: str | None = None) -> I
             source_config=project.source.options,
             workspace=project.dir,
             config=project.ingest,
+            runner=project.pipeline,
             progress=lambda _what, done, total: advance(done, total),
         )
         bad = sum(summary.dead_letters.values())
@@ -116,15 +119,29 @@ def build(context: Context) -> Dataset:
     return dataset
 
 
-def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None = None) -> Outcome:
-    """Learn from a dataset, judge the candidate and register it.
+def work(
+    context: Context,
+    dataset: Dataset,
+    satisfaction: Satisfaction | None = None,
+    arrived: Arrivals | None = None,
+) -> Outcome:
+    """Check a dataset, learn from it, judge the candidate and register it.
+
+    Args:
+        context: the project.
+        dataset: what to learn from.
+        satisfaction: tells the true satisfaction of simulated users.
+        arrived: what `validation.check_arrivals` found, to be shown beside what is found here.
 
     Raises:
+        BadData: the dataset breaks an expectation; nothing was trained (exit code 4).
         NothingNew: this exact piece of work is already registered.
         NotEnoughPreferences, NotEnoughVotes: too little data (exit code 4).
     """
+    page = validation.check_dataset(context, dataset, arrived)
     job = open_job(context, dataset)
     with run_status(job):
+        validation.log(context, job.run_id, page)
         rewards, trained = _learn(job)
         if trained is None:
             return _report_without_candidate(job, rewards)
@@ -133,8 +150,11 @@ def work(context: Context, dataset: Dataset, satisfaction: Satisfaction | None =
 
 def train(context: Context, version: str | None) -> Outcome:
     """Fit the reward models and update the policy; nothing is judged yet."""
-    job = open_job(context, _dataset(context, version))
+    dataset = _dataset(context, version)
+    page = validation.check_dataset(context, dataset)
+    job = open_job(context, dataset)
     with run_status(job):
+        validation.log(context, job.run_id, page)
         rewards, trained = _learn(job)
     return Outcome(DONE, job.key, job.run_id, job.dataset, job.champion, None, [], None, rewards, trained)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feedback.sources import Partition, load
+from feedback.sources import Partition, Source
 
+from . import sources
 from .errors import InputError, PipelineError
 from .events_table import Position, checksum
 
@@ -48,15 +49,25 @@ def _not_once(asked: Range, got: str) -> PipelineError:
 
 
 def refuse_rewritten(partition: Partition, at: Position, source: str, settings: Mapping[str, Any]) -> None:
-    """Refuses a file that is no longer the one that was read before.
+    """Refuses an input that is no longer the one that was read before.
 
-    Its id already holds its first line or its whole content; here its last record read is looked at again.
+    A source that is no file decides by a function of its own, `refuse_changed(partition, at, config)`.
 
     Raises:
-        InputError: it is shorter than what was read of it, or that record is another one.
+        InputError: it is shorter than what was read of it, or its last record read is another one.
     """
     if at.offset == 0:
         return
+    module = sources.load(source)
+    own = getattr(module, "refuse_changed", None)
+    if own is not None:
+        own(partition, at, sources.settings_of(source, settings))
+    else:
+        _refuse_rewritten_file(partition, at, module, sources.settings_of(source, settings))
+
+
+def _refuse_rewritten_file(partition: Partition, at: Position, module: Source, config: Any) -> None:
+    """Its id already holds its first line or its whole content; here its last record read is looked at again."""
     size = partition.path.stat().st_size
     # An unterminated tail may have been read as final; the file is then longer than its complete lines.
     if at.offset > partition.end and at.offset > size:
@@ -68,9 +79,8 @@ def refuse_rewritten(partition: Partition, at: Position, source: str, settings: 
         )
     if at.last < 0:
         return
-    module = load(source)
     stop = partition.end if at.offset <= partition.end else size
-    record = next(iter(module.read(partition, at.last, stop, module.Config(**settings))), None)
+    record = next(iter(module.read(partition, at.last, stop, config)), None)
     # A last line that was read before it was finished may have grown; what was read must be its beginning.
     if record and at.checksum in (checksum(record.raw), checksum(record.raw[: at.offset - at.last])):
         return

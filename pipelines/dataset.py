@@ -1,19 +1,26 @@
 """Datasets: immutable preference tables, each named by its content.
 
-A version is a folder `datasets/<version>/` with `preferences.parquet` and `manifest.json`. It is written
-beside, fsynced and renamed, so a folder of that name is complete; loading checks sizes and checksums all the
-same, because disks and people change files.
+A version is a folder `datasets/<version>/` with `manifest.json` and its rows. Up to `PLAIN_ROWS` rows they
+are one file, `preferences.parquet`, ordered by `preference_id`. More are left as the pieces in which the builds
+wrote them: `rows-<n>.parquet` are links to files that a later version shares, and `keep-<n>.npy` says which
+rows of each belong to this version; `export` writes them as one file. Either way the folder is whole in itself,
+whatever else is removed.
+
+It is written beside, fsynced and renamed, so a folder of that name is complete; loading checks sizes and
+checksums all the same, because disks and people change files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from .errors import DatasetError
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = "preferences.parquet"
+PLAIN_ROWS = 100_000
+"""Up to so many rows a version is one plain file that anything can open."""
 MANIFEST = "manifest.json"
 NEWEST = "newest"
 _VERSION = re.compile(r"[0-9a-f]{16}")
@@ -40,40 +49,64 @@ class Dataset:
 
     def rows(self, split: str | None = None) -> pa.Table:
         """Preference rows ordered by `preference_id`, of one split (train, evaluation, test) or of all."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        return pq.read_table(self.path / ROWS, filters=None if split is None else [("split", "=", split)])
+        if ROWS in self.manifest["files"]:
+            return pq.read_table(self.path / ROWS, filters=None if split is None else [("split", "=", split)])
+        tables = []
+        for number in range(self.manifest["pieces"]):
+            keep = pa.array(np.unpackbits(np.load(self.path / _keep_name(number))).astype(bool))
+            table = pq.read_table(self.path / _piece_name(number))
+            table = table.filter(keep.slice(0, table.num_rows))
+            tables.append(table if split is None else table.filter(pc.equal(table["split"], split)))
+        return pa.concat_tables(tables).sort_by("preference_id")
 
 
-def content_version(rows: pa.Table, config_digest: str) -> str:
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one file that belong to a dataset.
+
+    Attributes:
+        path: A Parquet file of preference rows that never changes.
+        sha256: Its checksum.
+        keep: (rows,) bool; which of its rows belong to the dataset.
+    """
+
+    path: Path
+    sha256: str
+    keep: np.ndarray
+
+
+def content_version(preference_ids: np.ndarray, config_digest: str) -> str:
     """The name of a dataset: 16 hex digits of the SHA-256 of its rows and of the configuration.
 
     Args:
-        rows: preference rows ordered by `preference_id`.
+        preference_ids: (N,) S32, the ids of its rows in any order; each is a SHA-256 of the row's content.
         config_digest: digest of the configuration that made them.
 
     Returns:
-        The same name for the same rows, however they were sharded, in whatever order the events came.
+        The same name for the same rows, however they were divided, in whatever order the events came.
     """
+    prefixes = preference_ids.view(">u8").reshape(-1, 4)[:, 0].astype(np.uint64)
+    order = np.argsort(prefixes, kind="stable")
+    if (np.diff(prefixes[order]) == 0).any():  # two ids that begin alike; hardly ever
+        order = np.argsort(preference_ids, kind="stable")
     digest = hashlib.sha256(config_digest.encode())
-    for batch in rows.to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
-            digest.update(orjson.dumps(row, option=orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z))
-            digest.update(b"\n")
+    digest.update(preference_ids[order].tobytes())
     return digest.hexdigest()[:16]
 
 
-def write(layout: Layout, version: str, rows: pa.Table, manifest: Mapping[str, Any]) -> Dataset:
+def write(layout: Layout, version: str, pieces: Sequence[Piece], manifest: Mapping[str, Any]) -> Dataset:
     """Writes a version unless a sound one of that name is there; a damaged one is replaced.
 
     Args:
         layout: the workspace.
         version: from `content_version`.
-        rows: preference rows ordered by `preference_id`.
+        pieces: where its rows are.
         manifest: what else is to be recorded; the checksums are added here.
     """
-    import pyarrow.parquet as pq
-
     final = layout.datasets / version
     if final.exists():
         try:
@@ -82,28 +115,65 @@ def write(layout: Layout, version: str, rows: pa.Table, manifest: Mapping[str, A
         except DatasetError:
             pass  # damaged: replaced below by what it should have been
     layout.datasets.mkdir(parents=True, exist_ok=True)
+    count = sum(int(piece.keep.sum()) for piece in pieces)
     with staging_folder(layout, "dataset") as staging:
         folder = staging / version
         folder.mkdir()
-        pq.write_table(rows, folder / ROWS, compression="zstd")
-        content = {
-            **manifest,
-            "version": version,
-            "rows": rows.num_rows,
-            "files": {ROWS: {"bytes": (folder / ROWS).stat().st_size, "sha256": _sha256(folder / ROWS)}},
-        }
+        files = (_write_plain if count <= PLAIN_ROWS else _link_pieces)(folder, pieces)
+        content = {**manifest, "version": version, "rows": count, "files": files, "pieces": len(pieces)}
         content["digest"] = _digest(content)
         (folder / MANIFEST).write_bytes(
             orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         )
-        for name in (ROWS, MANIFEST):
+        for name in (*files, MANIFEST):
             fsync_path(folder / name)
         fsync_path(folder)
         if final.exists():
             final.rename(staging / "damaged")
         folder.rename(final)
         fsync_path(layout.datasets)
-    return load(layout.root, version)
+    return Dataset(version, final, content)
+
+
+def _write_plain(folder: Path, pieces: Sequence[Piece]) -> dict[str, dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from feedback.tables import PREFERENCES
+
+    tables = [pq.read_table(piece.path).filter(pa.array(piece.keep)) for piece in pieces if piece.keep.any()]
+    table = pa.concat_tables([PREFERENCES.empty_table(), *tables]).sort_by("preference_id")
+    pq.write_table(table, folder / ROWS, compression="zstd")
+    return {ROWS: {"bytes": (folder / ROWS).stat().st_size, "sha256": _sha256(folder / ROWS)}}
+
+
+def _link_pieces(folder: Path, pieces: Sequence[Piece]) -> dict[str, dict[str, Any]]:
+    files: dict[str, dict[str, Any]] = {}
+    for number, piece in enumerate(pieces):
+        rows, keep = folder / _piece_name(number), folder / _keep_name(number)
+        try:
+            rows.hardlink_to(piece.path)
+        except OSError:  # a file system without links
+            shutil.copyfile(piece.path, rows)
+        np.save(keep, np.packbits(piece.keep))
+        files[rows.name] = {"bytes": rows.stat().st_size, "sha256": piece.sha256}
+        files[keep.name] = {"bytes": keep.stat().st_size, "sha256": _sha256(keep)}
+    return files
+
+
+def _piece_name(number: int) -> str:
+    return f"rows-{number}.parquet"
+
+
+def _keep_name(number: int) -> str:
+    return f"keep-{number}.npy"
+
+
+def export(dataset: Dataset, path: Path) -> None:
+    """Writes all rows of a version to one Parquet file, ordered by `preference_id`."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(dataset.rows(), path, compression="zstd")
 
 
 def point_newest(layout: Layout, version: str) -> None:

@@ -12,6 +12,14 @@ class PipelineError(PalateError, RuntimeError):
     """A pipeline could not do its work; the tables are as they were before it started."""
 
 
+class BrokerError(PipelineError):
+    """The brokers are away or answer wrongly; trying again later is the remedy."""
+
+
+class OutrunError(PipelineError):
+    """Other writers of the same partitions were first every time; they have done the work."""
+
+
 class InputError(PalateError, ValueError):
     """The input cannot be read: wrong settings, or it shrank or was rewritten after it had been read."""
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from feedback.tables import EVENTS
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 KINDS = ("interaction", "feedback", "dead_letter")
+"""Kinds of rows that are records of a source; the kind `gap` (`pipelines.gaps`) tells of records that are lost."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,37 @@ def files(table: DeltaTable) -> list[EventFile]:
     return sorted(found, key=lambda file: str(file.path))
 
 
+def added_since(layout: Layout, table: DeltaTable, version: int) -> list[EventFile] | None:
+    """The files that brought new rows after a version, up to this snapshot, in the order they came.
+
+    Files that maintenance rewrote are not among them, as they hold no new rows; the ones they replaced are,
+    until they are vacuumed.
+
+    Returns:
+        None when the log or a file of that time is gone, or rows were removed; whoever asks has to read
+        everything then.
+    """
+    if table.version() < version:
+        return None
+    found: list[EventFile] = []
+    for number in range(version + 1, table.version() + 1):
+        try:
+            log = (layout.events / "_delta_log" / f"{number:020}.json").read_text()
+        except FileNotFoundError:
+            return None
+        for line in log.splitlines():
+            action = json.loads(line)
+            if action.get("remove", {}).get("dataChange"):
+                return None
+            add = action.get("add")
+            if add and add["dataChange"]:
+                rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+                found.append(
+                    EventFile(layout.events / unquote(add["path"]), add["partitionValues"]["kind"], rows)
+                )
+    return found if all(file.path.exists() for file in found) else None
+
+
 def append(
     layout: Layout, table: DeltaTable, staged: Sequence[EventFile], positions: Mapping[str, Position]
 ) -> bool:
@@ -156,6 +189,21 @@ def append(
     except BaseException:
         _discard_unless_committed(layout, moved)
         raise
+    return True
+
+
+def mark(table: DeltaTable, name: str, value: int) -> bool:
+    """Commits one transaction number without rows on this snapshot; False when another writer was first."""
+    from deltalake import CommitProperties, Transaction
+    from deltalake.exceptions import CommitFailedError
+
+    properties = CommitProperties(app_transactions=[Transaction(name, value)])
+    try:
+        table.create_write_transaction(
+            [], "append", table.schema(), partition_by=["kind"], commit_properties=properties
+        )
+    except CommitFailedError:
+        return False
     return True
 
 

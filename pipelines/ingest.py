@@ -1,9 +1,10 @@
 """Ingest: records of a source become rows of the events table, each exactly once.
 
 Delivery: for every partition the driver takes the offset up to which the table has read it, lets Beam work
-the range from there, and commits the files, the dead letters and the new offset in one Delta commit. Killed
-at any instant, the next run continues from the last commit. A record that appears twice in the input is two
-rows; the build keeps one of them and calls the other `duplicate`.
+the range from there, and commits the files, the dead letters, the gaps and the new offset in one Delta commit.
+Killed at any instant, the next run continues from the last commit. Any number of them may run at once: of two
+that worked the same range Delta refuses the second, which then reads on from where the first arrived. A record
+that appears twice in the input is two rows; the build keeps one of them and calls the other `duplicate`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,32 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from feedback.errors import PalateError
-from feedback.sources import Partition, load
+from feedback.sources import Partition
 from feedback.validation import Limits
 
-from . import events_table
+from . import events_table, gaps, sources
 from .continuity import advance, refuse_rewritten
-from .errors import InputError, PipelineError, disk_full, full_disk_error, last_line
+from .errors import BrokerError, OutrunError, PipelineError, disk_full, full_disk_error, last_line
 from .events_table import EventFile, Position
 from .expectations import ExpectationsConfig
+from .kafka.dead_letters import DeadLettersConfig, send_new
+from .kafka.settings import is_url
+from .quality import QualityConfig
 from .runner import import_beam, run_pipeline
 from .workspace import Layout, staging_folder
 
 if TYPE_CHECKING:
     from .ingest_transforms import Range, Receipt
+    from .runner import RunnerConfig
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -47,10 +52,14 @@ class IngestConfig(BaseModel):
     """What validation accepts of one event."""
     expectations: ExpectationsConfig = ExpectationsConfig()
     """What must hold of every row of a batch."""
-    batch_records: int = Field(default=10_000, ge=1)
-    """Records checked together. Below 5,000 the fixed 0.1 s of a Great Expectations run dominates."""
-    batch_bytes: int = Field(default=32 * 2**20, ge=1)
-    """Bytes after which a batch is closed early; bounds memory."""
+    dead_letters: DeadLettersConfig = DeadLettersConfig()
+    """Where dead letters go beside the events table."""
+    quality: QualityConfig = QualityConfig()
+    """How many bad rows stop the loop before it trains; an ingest itself is never stopped by them."""
+    batch_records: int = Field(default=50_000, ge=1)
+    """Records checked together. Below 5,000 the fixed 0.2 s of a Great Expectations run dominates."""
+    batch_bytes: int = Field(default=64 * 2**20, ge=1)
+    """Bytes after which a batch is closed early; bounds memory, which is about six times as much."""
     commit_records: int = Field(default=200_000, ge=1)
     """Records of one partition after which files and offset are committed."""
     commit_bytes: int = Field(default=256 * 2**20, ge=1)
@@ -75,27 +84,36 @@ class IngestSummary:
     """Bytes of an unfinished last line, left for the next time."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Parts of the input that its format marks as not to be used, by reason; they are no records."""
+    gaps: list[str] = field(default_factory=list)
+    """What had expired before it was read, as `<partition>: lost [lo, hi)`; each is a row of kind `gap`."""
+    lost: int = 0
+    """Offsets in those gaps."""
+    sent_dead_letters: int = 0
+    """Dead letters written to a topic of their own, where one is configured."""
     seconds: float = 0.0
 
 
 def ingest(
-    path: Path,
+    path: Path | str,
     *,
     source: str,
     source_config: Mapping[str, Any] | None = None,
     workspace: Path,
     config: IngestConfig | None = None,
+    runner: RunnerConfig | None = None,
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> IngestSummary:
     """Reads what is new at `path` into the workspace's events table.
 
     Args:
-        path: a file, or a folder of them, as the source understands it.
-        source: name of a module in `feedback/sources`, or `module:object`.
+        path: a file, or a folder of them, as the source understands it; or `kafka://broker/topic`, which is
+            read with the source `kafka`, up to the end the topic had when reading began.
+        source: name of a module in `feedback/sources`, `kafka`, or `module:object`.
         source_config: fields of that source's `Config`.
         workspace: the workspace directory; made when absent.
         config: see `IngestConfig`.
+        runner: which Beam runner works the ranges; this process when None.
         now: ingest time (aware); the clock when None.
         progress: called after every commit with the number of partitions read to their end.
 
@@ -105,112 +123,152 @@ def ingest(
     Raises:
         SourceError: there is no such source, or nothing it can read.
         InputError: the input shrank, or was rewritten after it had been read.
+        BrokerError: a broker is away; everything committed before stays.
         DiskFullError: no space; everything committed before stays, nothing is half there.
         PipelineError: a range was not worked completely, or other writers were always first.
     """
-    started = time.monotonic()
     config = config or IngestConfig()
-    moment = (now or datetime.now(UTC)).astimezone(UTC)
     layout = Layout(Path(workspace).resolve())
     settings = dict(source_config or {})
-    partitions = _partitions(Path(path), source, settings)
+    source = sources.KAFKA if is_url(path) else source
+    partitions = sources.partitions(path, source, settings)
+    work = Work(source, settings, layout, config, runner)
+    summary = drain(partitions, work, now=now or datetime.now(UTC), progress=progress)
+    summary.sent_dead_letters = send_new(layout, config.dead_letters)
+    return summary
+
+
+@dataclass(frozen=True)
+class Work:
+    """What stays the same from one drain to the next."""
+
+    source: str
+    settings: dict[str, Any]
+    layout: Layout
+    config: IngestConfig
+    runner: RunnerConfig | None = None
+
+
+def drain(
+    partitions: Sequence[Partition],
+    work: Work,
+    *,
+    now: datetime,
+    progress: Progress | None = None,
+    checked: MutableMapping[str, Position] | None = None,
+) -> IngestSummary:
+    """Reads partitions from where the table is to their `end`. Arguments and errors as `ingest`.
+
+    Args:
+        partitions: what to read; an `end` may lie before the true one.
+        work: see `Work`.
+        now: ingest time, aware.
+        progress: see `ingest`.
+        checked: positions at which it is known that the partition is still the one that was read before;
+            extended. Whoever drains again and again keeps it, so that not every round looks anew.
+    """
+    started = time.monotonic()
     summary = IngestSummary(
         partitions=len(partitions),
         pending_bytes=sum(part.pending_bytes for part in partitions),
         dropped=dict(sum((Counter(part.dropped) for part in partitions), Counter())),
     )
     try:
-        with staging_folder(layout, "ingest") as staging:
-            _rounds(partitions, source, settings, layout, staging, config, moment, summary, progress)
+        with staging_folder(work.layout, "ingest") as staging:
+            checked = {} if checked is None else checked
+            _rounds(partitions, work, staging, now.astimezone(UTC), summary, progress, checked)
     except PalateError:
         raise
     except Exception as error:
-        if disk_full(error):
-            raise full_disk_error(layout.root, "free some space and run the same command again") from error
-        raise PipelineError(
-            "Ingest stopped; what was committed before stays.",
-            got=last_line(error),
-            next_step="mend the cause and run the same command again: it continues where it stopped",
-        ) from error
+        raise _explained(error, work.layout) from error
     summary.seconds = round(time.monotonic() - started, 3)
     return summary
 
 
-def _partitions(path: Path, source: str, settings: Mapping[str, Any]) -> list[Partition]:
-    """What there is to read."""
-    module = load(source)
-    try:
-        config = module.Config(**settings)
-    except ValidationError as error:
-        raise InputError(
-            f"The source {source} does not take these settings.",
-            got=settings,
-            allowed=sorted(module.Config.model_fields),
-            next_step=str(error.errors()[0]["msg"]),
-        ) from error
-    return module.partitions(path, config)
+def _explained(error: Exception, layout: Layout) -> PalateError:
+    """An error of a worker, as ours. Runners tell where it happened in a text that ends with what happened."""
+    if disk_full(error):
+        return full_disk_error(layout.root, "free some space and run the same command again")
+    kind = BrokerError if BrokerError.__name__ in str(error) else PipelineError
+    return kind(
+        "Ingest stopped; what was committed before stays.",
+        got=last_line(error),
+        next_step="mend the cause and run the same command again: it continues where it stopped",
+    )
 
 
 def _rounds(
     partitions: Sequence[Partition],
-    source: str,
-    settings: dict[str, Any],
-    layout: Layout,
+    work: Work,
     staging: Path,
-    config: IngestConfig,
     now: datetime,
     summary: IngestSummary,
     progress: Progress | None,
+    checked: MutableMapping[str, Position],
 ) -> None:
     """Works and commits bounded ranges until every partition is read to its end."""
-    import_beam()
-    from .ingest_transforms import Range
-
-    checked: dict[str, Position] = {}
-    conflicts = 0
+    conflicts, committed = 0, False
     while True:
-        table = events_table.open_table(layout)
+        table = events_table.open_table(work.layout)
         before = {part.id: events_table.position(table, part.id) for part in partitions}
         for part in partitions:
             if checked.get(part.id) != before[part.id]:
-                refuse_rewritten(part, before[part.id], source, settings)
-        ranges = [
-            Range(source, settings, part, before[part.id].offset, part.end)
-            for part in partitions
-            if before[part.id].offset < part.end
-        ]
-        if not checked:
+                refuse_rewritten(part, before[part.id], work.source, work.settings)
+        expired = gaps.find(partitions, before)
+        reached = gaps.passed(expired, before)
+        ranges = _ranges(partitions, work, reached)
+        if not committed:  # by another, should that one have been first
             summary.already_read = len(partitions) - len(ranges)
         if progress:
             progress("ingest", len(partitions) - len(ranges), len(partitions))
-        if not ranges:
+        if not ranges and not expired:
+            checked.update(before)
             return
-        receipts = _run(ranges, staging, config, now)
-        positions = advance(ranges, receipts, before)
-        staged = [
+        receipts = _run(ranges, staging, work, now)
+        positions = {**{gap.partition: reached[gap.partition] for gap in expired}}
+        positions |= advance(ranges, receipts, reached)
+        staged = gaps.stage(expired, work.source, staging, now) + [
             EventFile(Path(file), kind, receipt.rows[kind])
             for receipt in receipts
             for kind, file in receipt.files.items()
         ]
-        if events_table.append(layout, table, staged, positions):
-            conflicts = 0
-            checked = {**before, **positions}
-            _count(summary, receipts)
-        elif (conflicts := conflicts + 1) > config.max_conflicts:
-            raise PipelineError(
+        if events_table.append(work.layout, table, staged, positions):
+            conflicts, committed = 0, True
+            checked.update({**before, **positions})
+            _count(summary, receipts, expired)
+            _tell_source(partitions, positions, work)
+        elif (conflicts := conflicts + 1) > work.config.max_conflicts:
+            raise OutrunError(
                 "Other writers of this workspace were first every time.",
                 got=f"{conflicts} refused commits in a row",
                 next_step="let the other ingest end, then run this one again",
             )
 
 
-def _run(ranges: Sequence[Range], staging: Path, config: IngestConfig, now: datetime) -> list[Receipt]:
+def _ranges(partitions: Sequence[Partition], work: Work, at: Mapping[str, Position]) -> list[Range]:
+    """What is left to read."""
+    if all(at[part.id].offset >= part.end for part in partitions):
+        return []  # without the seconds that importing Beam takes
+    import_beam()
+    from .ingest_transforms import Range
+
+    return [
+        Range(work.source, work.settings, part, at[part.id].offset, part.end)
+        for part in partitions
+        if at[part.id].offset < part.end
+    ]
+
+
+def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime) -> list[Receipt]:
     """One bounded Beam pipeline over all ranges of this round."""
+    if not ranges:
+        return []
     from . import ingest_transforms as steps
 
     folder = staging / "receipts"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    config = work.config
     sizes = steps.Sizes(config.batch_records, config.batch_bytes, config.commit_records, config.commit_bytes)
 
     def construct(pipeline: Any) -> None:
@@ -219,18 +277,23 @@ def _run(ranges: Sequence[Range], staging: Path, config: IngestConfig, now: date
         (
             pipeline
             | "Ranges" >> beam.Create(list(ranges))
-            | "ReadBatches" >> beam.ParDo(steps.ReadBatches(sizes))
-            | "Validate" >> beam.ParDo(steps.Validate(config.limits, now))
-            | "Expect" >> beam.ParDo(steps.Expect(config.expectations, now))
-            | "WriteFiles" >> beam.ParDo(steps.WriteFiles(staging))
-            | "LeaveReceipt" >> beam.ParDo(steps.LeaveReceipt(folder))
+            | "ReadBatches" >> steps.ReadBatches(sizes)
+            | "Validate" >> steps.Validate(config.limits, config.expectations, now)
+            | "WriteFiles" >> steps.WriteFiles(staging, folder)
         )
 
-    run_pipeline(construct)
+    run_pipeline(construct, work.runner)
     return steps.read_receipts(folder)
 
 
-def _count(summary: IngestSummary, receipts: Sequence[Receipt]) -> None:
+def _tell_source(partitions: Sequence[Partition], positions: Mapping[str, Position], work: Work) -> None:
+    """Lets a source that wants it know what is committed."""
+    tell = getattr(sources.load(work.source), "after_commit", None)
+    if tell is not None:
+        tell(partitions, positions, sources.settings_of(work.source, work.settings))
+
+
+def _count(summary: IngestSummary, receipts: Sequence[Receipt], expired: Sequence[gaps.Gap]) -> None:
     """Adds a committed round to the summary."""
     reasons = Counter(summary.dead_letters)
     for receipt in receipts:
@@ -239,3 +302,5 @@ def _count(summary: IngestSummary, receipts: Sequence[Receipt]) -> None:
         summary.feedback += receipt.rows["feedback"]
         reasons.update(receipt.reasons)
     summary.dead_letters = dict(sorted(reasons.items()))
+    summary.gaps += [f"{gap.partition}: {gap}" for gap in expired]
+    summary.lost += sum(gap.lost for gap in expired)

@@ -1,8 +1,12 @@
-"""The Beam half of ingest: read a range, validate, check, write files, leave a receipt.
+"""The Beam half of ingest: read ranges, validate, write files, leave receipts.
 
-All steps are element-wise, so a runner fuses them and no payload goes through a shuffle. A range is
-`[lo, hi)` of one partition; it is worked in batches, each leaving a receipt that says what it covered. The
-driver trusts only receipts: a range whose receipts do not join up to its end is not committed.
+Three transforms, `ReadBatches`, `Validate` and `WriteFiles`; all their steps are element-wise, so a runner
+fuses them and no payload goes through a shuffle. A range is `[lo, hi)` of one partition; it is worked in
+batches, each leaving a receipt that says what it covered. The driver trusts only receipts: a range whose
+receipts do not join up to its end is not committed.
+
+Delivery: at least once per batch, whatever the runner; exactly once after the driver's commit. A runner that
+works a batch twice leaves two receipts for the same range, of which `read_receipts` keeps one.
 """
 
 from __future__ import annotations
@@ -10,23 +14,39 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feedback.sources import Partition, Record, load
-from feedback.tables import EVENTS, to_table
-from feedback.validation import Limits, Rejected, parse
+from feedback import fast_parse
+from feedback.sources import Partition, Record
+from feedback.tables import EVENTS, rows_to_table, to_table
+from feedback.validation import Limits, Rejected
 
 from .events_table import KINDS, checksum
-from .expectations import Expectations, ExpectationsConfig
+from .expectations import Expectations, ExpectationsConfig, Outcome
+from .sources import load
+
+# Columns that repeat a few values; a dictionary of the others would only be built and thrown away.
+_REPEATING = [
+    "agent",
+    "ingest_time",
+    "reason",
+    "schema_version",
+    "session_id",
+    "source",
+    "partition",
+    "user_id",
+]
 
 
 @dataclass(frozen=True)
@@ -52,7 +72,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Batch:
-    """The records that start in `[lo, hi)` of one partition; `table` is filled by validation."""
+    """The records that start in `[lo, hi)` of one partition."""
 
     range: Range
     lo: int
@@ -60,7 +80,6 @@ class Batch:
     more: bool
     """Whether reading stopped here for this commit, although the range goes on."""
     records: list[Record]
-    table: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -78,16 +97,65 @@ class Receipt:
     """Offset of the last record, -1 when the batch holds none (a range of blank lines)."""
     checksum: int
     files: dict[str, str] = field(default_factory=dict)
+    expectations: list[dict[str, Any]] = field(default_factory=list)
+    """What the batch expectations found, see `expectations.Outcome.checks`."""
 
 
-class ReadBatches(beam.DoFn):
-    """Range → batches, in order, until the range or one commit's worth is read."""
+@dataclass(frozen=True)
+class Checked:
+    """A batch as rows in `EVENTS`, and the receipt that is left once they are written."""
+
+    table: pa.Table
+    receipt: Receipt
+
+
+class ReadBatches(beam.PTransform):
+    """Ranges → batches of records, in order, until the range or one commit's worth of it is read."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.sizes = sizes
+
+    def expand(self, pcoll: Any) -> Any:
+        """PCollection of `Range` → PCollection of `Batch`."""
+        return pcoll | "ReadRange" >> beam.ParDo(ReadRange(self.sizes))
+
+
+class Validate(beam.PTransform):
+    """Batches → batches as rows of the events table: every record is an event or a dead letter with a reason."""
+
+    def __init__(self, limits: Limits, expectations: ExpectationsConfig, now: datetime):
+        super().__init__()
+        self.limits, self.expectations, self.now = limits, expectations, now
+
+    def expand(self, pcoll: Any) -> Any:
+        """PCollection of `Batch` → PCollection of `Checked`."""
+        return pcoll | "Check" >> beam.ParDo(Check(self.limits, self.expectations, self.now))
+
+
+class WriteFiles(beam.PTransform):
+    """Checked batches → Parquet files in a staging folder and, when they are complete, receipts in another.
+
+    Both folders must be storage that the driver and all workers see.
+    """
+
+    def __init__(self, staging: Path, receipts: Path):
+        super().__init__()
+        self.staging, self.receipts = staging, receipts
+
+    def expand(self, pcoll: Any) -> Any:
+        """PCollection of `Checked` → nothing; see `read_receipts`."""
+        return pcoll | "WriteBatch" >> beam.ParDo(WriteBatch(self.staging, self.receipts))
+
+
+class ReadRange(beam.DoFn):
+    """Range → batches that follow each other without a gap."""
 
     def __init__(self, sizes: Sizes):
         self.sizes = sizes
 
     def process(self, element: Range) -> Iterator[Batch]:
-        """Yields batches that follow each other without a gap."""
+        """Holds one batch in memory at a time."""
         source = load(element.source)
         config = source.Config(**element.source_config)
         batch: list[Record] = []
@@ -108,111 +176,146 @@ class ReadBatches(beam.DoFn):
             yield Batch(element, lo, hi, False, batch)
 
 
-class Validate(beam.DoFn):
-    """Batch → batch with a table of the `EVENTS` schema: one row per record, event or dead letter."""
+class Check(beam.DoFn):
+    """Batch → rows. Never fails on a record's content."""
 
-    def __init__(self, limits: Limits, now: datetime):
-        self.limits, self.now = limits, now
-
-    def process(self, element: Batch) -> Iterator[Batch]:
-        """Never fails on a record's content."""
-        parsed = [parse(record.raw, now=self.now, limits=self.limits) for record in element.records]
-        table = to_table(
-            parsed,
-            source=element.range.source,
-            partition=element.range.partition.id,
-            offsets=[record.offset for record in element.records],
-            ingest_time=self.now,
-        )
-        yield replace(element, table=table)
-
-
-class Expect(beam.DoFn):
-    """Turns rows that fail an expectation into dead letters that keep the bytes as they came."""
-
-    def __init__(self, config: ExpectationsConfig, now: datetime):
-        self.config, self.now = config, now
+    def __init__(self, limits: Limits, expectations: ExpectationsConfig, now: datetime):
+        self.limits, self.expectations, self.now = limits, expectations, now
 
     def setup(self) -> None:
         """Builds the suite once per worker."""
-        self.suite = Expectations(self.config, now=self.now)
+        self.suite = Expectations(self.expectations, now=self.now)
 
-    def process(self, element: Batch) -> Iterator[Batch]:
-        """Yields the batch with as many rows as it came with."""
-        assert element.table is not None
-        kinds = element.table["kind"].to_pylist()
-        accepted = [row for row, kind in enumerate(kinds) if kind != "dead_letter"]
-        failures = self.suite.failures(element.table.take(pa.array(accepted, pa.int64())))
-        if not failures:
-            yield element
-            return
-        failed = {accepted[row]: name for row, name in sorted(failures.items())}
-        ids = element.table["event_id"]
+    def process(self, element: Batch) -> Iterator[Checked]:
+        """As many rows as records."""
+        records = element.records
+        rows = fast_parse.rows([record.raw for record in records], now=self.now, limits=self.limits)
+        where = {"source": element.range.source, "partition": element.range.partition.id}
+        offsets = [record.offset for record in records]
+        table = rows_to_table(rows, offsets=offsets, ingest_time=self.now, **where)
+        del rows  # as large as the table
+        outcome = self.suite.check(table)
+        if outcome.failures:
+            table = self._without_failures(table, records, outcome, where)
+        kinds = Counter(table["kind"].to_pylist())
+        yield Checked(
+            table,
+            Receipt(
+                partition_id=element.range.partition.id,
+                lo=element.lo,
+                hi=element.hi,
+                more=element.more,
+                received=len(records),
+                rows={kind: kinds[kind] for kind in KINDS},
+                reasons=dict(Counter(table["reason"].drop_null().to_pylist())),
+                last=records[-1].offset if records else -1,
+                checksum=checksum(records[-1].raw) if records else 0,
+                expectations=outcome.checks,
+            ),
+        )
+
+    def _without_failures(
+        self, table: pa.Table, records: list[Record], outcome: Outcome, where: dict[str, str]
+    ) -> pa.Table:
+        """Rows that fail an expectation become dead letters that keep the bytes as they came."""
+        failures = dict(sorted(outcome.failures.items()))
+        ids = table["event_id"].take(pa.array(list(failures), pa.int64())).to_pylist()
         refused = to_table(
             [
                 Rejected(
                     reason=f"expectation:{name}",
                     detail=f"the batch expectation {name} does not hold",
-                    raw=element.records[row].raw,
-                    event_id=ids[row].as_py(),
+                    raw=records[row].raw,
+                    event_id=event_id,
                 )
-                for row, name in failed.items()
+                for (row, name), event_id in zip(failures.items(), ids, strict=True)
             ],
-            source=element.range.source,
-            partition=element.range.partition.id,
-            offsets=[element.records[row].offset for row in failed],
+            offsets=[records[row].offset for row in failures],
             ingest_time=self.now,
+            **where,
         )
-        kept = element.table.filter(pa.array(row not in failed for row in range(len(kinds))))
-        yield replace(element, table=pa.concat_tables([kept, refused]))
+        keep = np.ones(table.num_rows, dtype=bool)
+        keep[list(failures)] = False
+        return pa.concat_tables([table.filter(pa.array(keep)), refused])
 
 
-class WriteFiles(beam.DoFn):
-    """Batch → receipt, after writing one Parquet file per kind into the staging folder."""
+class WriteBatch(beam.DoFn):
+    """Checked batch → one Parquet file per kind, then the receipt; both leave nothing in the pipeline.
 
-    def __init__(self, staging: Path):
-        self.staging = staging
+    A thread compresses and writes one batch while the next is validated, as neither needs the other's lock.
+    A batch counts only by its receipt, which is written last; so a bundle that dies in between left nothing.
+    """
 
-    def process(self, element: Batch) -> Iterator[Receipt]:
-        """Names files by chance: a repeated attempt never overwrites what another wrote."""
-        assert element.table is not None
-        table, records = element.table.cast(EVENTS), element.records
-        rows: dict[str, int] = {}
+    def __init__(self, staging: Path, receipts: Path):
+        self.staging, self.receipts = staging, receipts
+
+    def setup(self) -> None:
+        """Starts the thread."""
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="write-files")
+        self.running: Future[None] | None = None
+
+    def process(self, element: Checked) -> None:
+        """Waits for the batch before, then lets this one be written."""
+        self.finish_bundle()
+        self.running = self.thread.submit(self._write, element)
+
+    def finish_bundle(self) -> None:
+        """Waits until everything is written; raises what the writing raised."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.result()
+
+    def teardown(self) -> None:
+        """Ends the thread."""
+        self.thread.shutdown(wait=True)
+
+    def _write(self, element: Checked) -> None:
+        # Names are drawn by chance: a repeated attempt never overwrites what another wrote.
         files: dict[str, str] = {}
-        for kind in KINDS:
-            part = table.filter(pc.equal(table["kind"], kind))
-            rows[kind] = part.num_rows
-            if part.num_rows:
-                path = self.staging / f"{uuid.uuid4().hex}.parquet"
-                pq.write_table(part.drop_columns(["kind"]), path, compression="zstd")
-                files[kind] = str(path)
-        dead = table.filter(pc.equal(table["kind"], "dead_letter"))
-        yield Receipt(
-            partition_id=element.range.partition.id,
-            lo=element.lo,
-            hi=element.hi,
-            more=element.more,
-            received=len(records),
-            rows=rows,
-            reasons=dict(Counter(dead["reason"].to_pylist())),
-            last=records[-1].offset if records else -1,
-            checksum=checksum(records[-1].raw) if records else 0,
-            files=files,
-        )
+        for kind, count in element.receipt.rows.items():
+            if count == 0:
+                continue
+            path = self.staging / f"{uuid.uuid4().hex}.parquet"
+            whole = count == element.table.num_rows
+            part = element.table if whole else element.table.filter(pc.equal(element.table["kind"], kind))
+            write_parquet(part.drop_columns(["kind"]), path)
+            files[kind] = str(path)
+        left = {**asdict(element.receipt), "files": files}
+        path = self.receipts / f"{uuid.uuid4().hex}.json"
+        path.with_suffix(".part").write_bytes(orjson.dumps(left))
+        path.with_suffix(".part").replace(path)
 
 
-class LeaveReceipt(beam.DoFn):
-    """Writes each receipt where the driver finds it."""
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Writes rows of `EVENTS` without `kind` as the events table keeps them."""
+    pq.write_table(
+        table.cast(_FILE),
+        path,
+        compression="zstd",
+        use_dictionary=_REPEATING,
+        write_statistics=["event_id", "event_time", "ingest_time", "offset"],
+    )
 
-    def __init__(self, folder: Path):
-        self.folder = folder
 
-    def process(self, element: Receipt) -> None:
-        """One JSON file per receipt."""
-        (self.folder / f"{uuid.uuid4().hex}.json").write_bytes(orjson.dumps(asdict(element)))
+_FILE = pa.schema([column for column in EVENTS if column.name != "kind"])
 
 
 def read_receipts(folder: Path) -> list[Receipt]:
-    """All receipts of a run, ordered by partition and offset."""
-    found = [Receipt(**orjson.loads(path.read_bytes())) for path in folder.glob("*.json")]
-    return sorted(found, key=lambda receipt: (receipt.partition_id, receipt.lo))
+    """The receipts of a run, ordered by partition and offset, each batch's once.
+
+    Cluster runners may work a batch again, after a lost worker or beside a slow one. Both attempts wrote the
+    same rows to files of their own; the files of the one that is not kept are never committed.
+    """
+    found: dict[tuple[Any, ...], Receipt] = {}
+    for path in sorted(folder.glob("*.json")):
+        receipt = Receipt(**orjson.loads(path.read_bytes()))
+        covered = (
+            receipt.partition_id,
+            receipt.lo,
+            receipt.hi,
+            receipt.received,
+            receipt.last,
+            receipt.checksum,
+        )
+        found.setdefault(covered, receipt)
+    return sorted(found.values(), key=lambda receipt: (receipt.partition_id, receipt.lo))

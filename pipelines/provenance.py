@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ _DEPENDENCIES = (
 _PACKAGES = ("feedback", "pipelines")
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Installed versions of what takes part in building a dataset."""
     return {name: _version(name) for name in _DEPENDENCIES}

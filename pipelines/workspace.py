@@ -72,11 +72,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a file; waits for it. The kernel frees it when the process dies."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds an exclusive lock on a file. The kernel frees it when the process dies.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is false.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 
@@ -98,16 +102,40 @@ def staging_folder(layout: Layout, purpose: str) -> Iterator[Path]:
         stream.close()
 
 
-def _sweep(staging: Path) -> None:
+def sweep_staging(layout: Layout, *, dry_run: bool = False) -> list[tuple[Path, int]]:
+    """Removes what dead processes left in `staging/`, and tells each folder with its size in bytes."""
+    layout.staging.mkdir(parents=True, exist_ok=True)
+    with locked(layout.staging / _LOCK_NAME):
+        return _sweep(layout.staging, dry_run)
+
+
+def _sweep(staging: Path, dry_run: bool = False) -> list[tuple[Path, int]]:
     """Removes the folders whose owner is dead."""
+    found: list[tuple[Path, int]] = []
     for folder in staging.iterdir():
         if not folder.is_dir():
             continue
         try:
             with (folder / _LOCK_NAME).open("a") as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                found.append((folder, _bytes_below(folder)))
+                if not dry_run:
+                    shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:
             continue  # its owner is alive
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)  # killed before it had its lock file
+            found.append((folder, _bytes_below(folder)))
+            if not dry_run:
+                shutil.rmtree(folder, ignore_errors=True)  # killed before it had its lock file
+    return found
+
+
+def _bytes_below(folder: Path) -> int:
+    """Size of a folder's files; of what vanishes meanwhile nothing is counted."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.broker import Broker, running
 
 # Invented text, varied enough that byte-pair merges fill a vocabulary of 1,024.
 _SENTENCES = """
@@ -60,6 +63,13 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real data at {path}: set PALATE_SHARED_DATA to the folder that holds oasst_en_100")
     return path.resolve()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A Kafka broker; each test makes topics of its own."""
+    with running(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

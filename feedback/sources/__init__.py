@@ -5,6 +5,7 @@ A source is a module (or `module:object` of your own) with
     Config                          pydantic, frozen
     partitions(path, config)        -> list[Partition]      what there is to read, and up to where
     read(partition, lo, hi, config) -> Iterator[Record]     the records of one range, as wire JSON
+    sniff(head, path)               -> bool                 optional: whether this looks like that format
 
 A record belongs to the range in which it ends: `lo < next_offset <= hi`. So any way of cutting [0, end) into
 ranges yields every record exactly once. What a source cannot convert it hands on unchanged, for validation to
@@ -40,6 +41,8 @@ class Partition:
         end: Exclusive last offset: a byte position for `palate_jsonl`, a record index for whole-file formats.
         pending_bytes: Bytes at the end that are not yet a complete record and are left for later.
         dropped: Parts of the input that the format marks as not to be used, counted by reason.
+        earliest: First offset that can still be read; more than 0 only where a source forgets.
+        address: Where to connect to; empty for files.
     """
 
     id: str
@@ -47,6 +50,8 @@ class Partition:
     end: int
     pending_bytes: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    earliest: int = 0
+    address: str = ""
 
 
 class Record(NamedTuple):
@@ -64,7 +69,7 @@ class Record(NamedTuple):
 
 
 class Source(Protocol):
-    """What a source module offers."""
+    """What a source module offers; those that come with palate also have `sniff`, see `recognise`."""
 
     Config: type[BaseModel]
 
@@ -109,3 +114,46 @@ def require(path: Path, *, what: str) -> None:
     """Raises `SourceError` when `path` does not exist."""
     if not path.exists():
         raise SourceError(f"there is no {what}", got=str(path), next_step="check the path")
+
+
+HEAD_BYTES = 1 << 16
+"""How much of a file is looked at to recognise its format."""
+_LOOKED_AT = 8
+
+
+def recognise(path: Path) -> str:
+    """Name of the one source whose format the file or directory has.
+
+    Each source that comes with palate is asked with the first 64 KiB of the file; of a directory, with its
+    path, and then with its first `*.json` and `*.jsonl` files, which must all be of one format.
+
+    Raises:
+        SourceError: There is nothing, or no format fits, or several do; the message lists them.
+    """
+    require(path, what="file or directory to read")
+    found = _takers(path)
+    if path.is_dir() and not found:
+        inside = sorted(f for f in path.glob("*.json*") if f.is_file() and f.suffix in (".json", ".jsonl"))
+        each = [_takers(file) for file in inside[:_LOOKED_AT]]
+        found = sorted({name for takers in each for name in takers}) if all(each) else []
+    if len(found) == 1:
+        return found[0]
+    raise SourceError(
+        "the format is not clear" if found else "no known format is like this",
+        got=str(path),
+        allowed=", ".join(found or names()),
+        next_step=f"say which it is: palate ingest {path} --source {found[0] if found else 'NAME'}",
+    )
+
+
+def _takers(path: Path) -> list[str]:
+    """The sources that say that this is theirs."""
+    head = b""
+    if path.is_file():
+        try:
+            with path.open("rb") as file:
+                head = file.read(HEAD_BYTES)
+        except OSError as error:
+            raise SourceError("the file cannot be opened", got=f"{path} ({error})") from error
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
+    return [name for name, module in modules.items() if module.sniff(head, path)]

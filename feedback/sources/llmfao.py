@@ -57,6 +57,11 @@ def read(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Rec
         yield Record(index, index + 1, raw)
 
 
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
+    """Whether this is such a directory."""
+    return (path / _PAIRS).is_file() and (path / _VOTES).is_file()
+
+
 def _convert(directory: Path) -> Iterator[bytes]:
     votes = list(_rows(directory / _VOTES))
     names: dict[str, str] = {}
@@ -105,16 +110,18 @@ def _interactions(path: Path, names: dict[str, str]) -> Iterator[bytes]:
                 continue
             try:
                 pair = orjson.loads(raw)
-                made = [_interaction(pair, side, names, place) for side in ("x", "y")]
+                events = [_interaction(pair, side, names, place) for side in ("x", "y")]
+                # The same text is in many pairs; another text under its id is a conflict to be told.
+                made = {
+                    (e["interaction_id"], str(e["completion"]["content"])): orjson.dumps(e) for e in events
+                }
             except (ValueError, TypeError, KeyError):
                 yield raw  # not such a pair: validation says so and keeps the bytes
                 continue
-            for event in made:
-                # The same text is in many pairs; another text under its id is a conflict to be told.
-                key = (event["interaction_id"], event["completion"]["content"])
+            for key, event in made.items():
                 if key not in seen:
                     seen.add(key)
-                    yield orjson.dumps(event)
+                    yield event
 
 
 def _reply_id(prompt: object, model: object) -> str:

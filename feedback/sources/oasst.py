@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from feedback.exports import shape
 from feedback.sources import Partition, Record, SourceError, require
 
 _EPOCH = datetime(2023, 2, 1, tzinfo=UTC)
@@ -62,6 +63,11 @@ def read(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Rec
     """Records `lo` to `hi`, by index; the file is converted from its start each time."""
     for index, raw in enumerate(islice(_convert(partition.path, Counter()), lo, hi), start=lo):
         yield Record(index, index + 1, raw)
+
+
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
+    """Whether this is the beginning of such trees."""
+    return {"message_tree_id", "prompt"} <= shape(head)
 
 
 def _convert(path: Path, dropped: Counter[str]) -> Iterator[bytes]:

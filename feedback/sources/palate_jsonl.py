@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from feedback.exports import shape
 from feedback.sources import Partition, Record, SourceError, require
 
 _BLOCK_BYTES = 1 << 16
@@ -47,6 +48,12 @@ def partitions(path: Path, config: Config) -> list[Partition]:
     if not files:
         raise SourceError("the directory has no *.jsonl file", got=str(path), next_step="check the path")
     return [_partition(file, config) for file in files]
+
+
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
+    """Whether this is the beginning of palate's own events."""
+    keys = shape(head)
+    return "type" in keys and bool({"interaction_id", "feedback_id"} & keys)
 
 
 def _partition(path: Path, config: Config) -> Partition:

@@ -1,56 +1,21 @@
-"""Commands about data: ingest, build, show, schema."""
+"""Commands about data: build, show, schema."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from palate.commands.options import ConfigOption, InputOption, JsonOption, SetOption, open_context
+from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
 
 SHOWN = ("dataset", "fates", "dead-letters", "model", "run")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command()(ingest)
     app.command()(build)
     app.command()(show)
     app.command()(schema)
-
-
-def ingest(
-    path: Annotated[Path | None, typer.Argument(help="File or folder. Default: [source] path.")] = None,
-    input_: InputOption = None,
-    source: Annotated[
-        str | None, typer.Option(help="Format: palate_jsonl, oasst, llmfao. Default: [source] name.")
-    ] = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    json_: JsonOption = False,
-) -> int:
-    """Read new events, validate them, and keep each as an event or as a dead letter with its reason."""
-    from palate import loop
-
-    context = open_context(config, set_, json_)
-    with context.exclusive():
-        summary = loop.ingest(context, path or input_, source)
-    out = context.out
-    rows: list[tuple[str, object]] = [("interactions", summary.interactions), ("feedback", summary.feedback)]
-    rows += [(f"dead letter: {reason}", n) for reason, n in sorted(summary.dead_letters.items())]
-    rows += [(f"dropped by the format: {reason}", n) for reason, n in sorted(summary.dropped.items())]
-    out.table(f"Received {summary.received} events", ["fate", "events"], rows)
-    if summary.pending_bytes:
-        out.say(f"{summary.pending_bytes} bytes of an unfinished last line wait for their end.")
-    if summary.received == 0:
-        out.say("Nothing new.")
-    elif summary.dead_letters:
-        out.say("Dead letters are kept: palate show dead-letters")
-    out.say("Duplicates and orphans are settled when preferences are built: palate build")
-    code = loop.NOTHING_NEW if summary.received == 0 else loop.DONE
-    out.result({"ok": True, "exit_code": code, **vars(summary)})
-    return code
 
 
 def build(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> int:

@@ -42,7 +42,7 @@ def demo(
 ) -> int:
     """Close the whole loop on simulated users, from the champion's answers to a promotable candidate."""
     from palate import demo as steps
-    from palate import loop, summary
+    from palate import loop, summary, validation
 
     started = time.monotonic()
     overrides = [f"seed={seed}", *(set_ or [])]
@@ -57,8 +57,9 @@ def demo(
         if shuffled_labels:
             events = steps.shuffle_labels(events, seed)
         loop.ingest(context, events)
+        arrived = validation.check_arrivals(context)
         dataset = loop.build(context)
-        outcome = loop.work(context, dataset, lambda rows: steps.satisfaction(context, rows))
+        outcome = loop.work(context, dataset, lambda rows: steps.satisfaction(context, rows), arrived)
     seconds = time.monotonic() - started
     summary.print_outcome(context, outcome, seconds)
     context.out.result(summary.document(context, outcome, seconds))
@@ -73,14 +74,15 @@ def run(
     json_: JsonOption = False,
 ) -> int:
     """Turn the loop once: ingest, build, learn, judge, register a candidate. Safe to kill and to repeat."""
-    from palate import loop, summary
+    from palate import loop, summary, validation
 
     started = time.monotonic()
     context = open_context(project or config, set_, json_)
     with context.exclusive():
         loop.ingest_if_named(context, input_)
+        arrived = validation.check_arrivals(context)
         dataset = loop.build(context)
-        outcome = loop.work(context, dataset)
+        outcome = loop.work(context, dataset, arrived=arrived)
     seconds = time.monotonic() - started
     summary.print_outcome(context, outcome, seconds)
     context.out.result(summary.document(context, outcome, seconds))

@@ -3,63 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from feedback.events import Feedback, Interaction, canonical
-from feedback.sources import Partition, Record, SourceError, load, names
+from feedback.events import Feedback, Interaction
+from feedback.sources import Partition, Record, SourceError, load, names, recognise
 from feedback.validation import REASONS, Limits, Rejected, parse
-from tests.unit.feedback.made import NOON, feedback, interaction
-
-
-def _palate_jsonl(folder: Path) -> Path:
-    events = [interaction(f"i{n}") for n in range(5)] + [
-        feedback(f"f{n}", f"i{n}", "thumb", 1) for n in range(5)
-    ]
-    path = folder / "events.jsonl"
-    path.write_bytes(b"".join(canonical(event) + b"\n" for event in events) + b"broken\n")
-    return path
-
-
-def _oasst(folder: Path) -> Path:
-    trees = []
-    for n in range(3):
-        replies = [
-            {
-                "message_id": f"{n}{r}",
-                "role": "assistant",
-                "text": f"{r}",
-                "rank": r,
-                "emojis": {"+1": r},
-                "replies": [],
-            }
-            for r in range(3)
-        ]
-        prompt = {"message_id": f"{n}", "role": "prompter", "text": f"Why {n}?", "replies": replies}
-        trees.append(json.dumps({"message_tree_id": f"{n}", "prompt": prompt}))
-    path = folder / "trees.jsonl"
-    path.write_text("\n".join([*trees, "broken"]) + "\n")
-    return path
-
-
-def _llmfao(folder: Path) -> Path:
-    pair = {"prompt": 1, "text": "Why?", "model_x": 1, "result_x": "x", "model_y": 2, "result_y": "y"}
-    (folder / "pairs-crowd.jsonl").write_text(json.dumps(pair) + "\nbroken\n")
-    rows = [f"0,1,1,2,{n},{winner},X,Y" for n, winner in enumerate(["left", "right", "tie"])]
-    header = "id,prompt,model_x,model_y,worker,winner,left,right"
-    (folder / "crowd-comparisons.csv").write_text("\n".join([header, *rows, "broken"]) + "\n")
-    return folder
-
-
-SAMPLES: dict[str, Callable[[Path], Path]] = {
-    "palate_jsonl": _palate_jsonl,
-    "oasst": _oasst,
-    "llmfao": _llmfao,
-}
+from tests.contract import samples
+from tests.contract.samples import SAMPLES
+from tests.unit.feedback.made import NOON
 
 
 @pytest.fixture(params=names())
@@ -165,7 +119,7 @@ def test_a_missing_path_is_said(sample, tmp_path):
 
 @pytest.mark.parametrize("name", ["kafka", "", "../oasst", "oasst.Config", "os"])
 def test_an_unknown_name_lists_the_known_ones(name):
-    with pytest.raises(SourceError, match="llmfao, oasst, palate_jsonl"):
+    with pytest.raises(SourceError, match="argilla, label_studio, langfuse"):
         load(name)
 
 
@@ -174,3 +128,42 @@ def test_a_source_of_your_own_is_module_and_object():
     for name in ("no.such:thing", "json:no_such", ":"):
         with pytest.raises(SourceError, match="could not be imported"):
             load(name)
+
+
+def test_the_format_is_recognised(sample):
+    source, _, path = sample
+    name = source.__name__.rpartition(".")[2]
+    assert recognise(path) == name
+    assert recognise(path if path.is_dir() else path.parent) == name
+
+
+def test_a_format_that_is_none_lists_the_known_ones(tmp_path):
+    for content in (b"", b"\x00\xff", b"[]", b'{"a": 1}', b"id,text\n1,a\n"):
+        path = tmp_path / "file.json"
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=r"palate ingest .* --source"):
+            recognise(path)
+
+
+def test_a_format_that_could_be_several_lists_those(tmp_path):
+    (tmp_path / "both.json").write_text(json.dumps({**samples.langsmith_run(), **samples.openai_pair()}))
+    with pytest.raises(SourceError, match="langsmith, openai_preference"):
+        recognise(tmp_path / "both.json")
+    (tmp_path / "a.jsonl").write_text(json.dumps(samples.langsmith_run()))
+    (tmp_path / "both.json").write_text(json.dumps(samples.openai_pair()))
+    with pytest.raises(SourceError, match="langsmith, openai_preference"):
+        recognise(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {"llmfao"}))
+def test_a_grown_export_gives_the_same_events_again(name, tmp_path):
+    """So the build finds copies of what it has. LLMFAO is a finished data set that nobody exports again."""
+    source = load(name)
+    config, path = source.Config(), SAMPLES[name](tmp_path)
+    before = [record.raw for record in read_all(source, config, path) if record.raw != b"broken"]
+    content = path.read_bytes().removesuffix(b"broken\n")
+    lines = content.splitlines(keepends=True)
+    path.write_bytes(lines[-1] + content + lines[0])  # more in front and behind
+    after = [record.raw for record in read_all(source, config, path)]
+    assert len(after) > len(before)
+    assert set(after) == set(before)

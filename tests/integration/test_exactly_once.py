@@ -15,9 +15,10 @@ from typing import IO, Any
 
 import pytest
 
-from pipelines import dataset, events_table, fates_table
+from pipelines import dataset, events_table, fates
 from pipelines.build import build, load
 from pipelines.errors import DiskFullError
+from pipelines.groups_store import store
 from pipelines.ingest import ingest
 from pipelines.ledger import balance
 from pipelines.workspace import Layout
@@ -91,14 +92,17 @@ def undisturbed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def state(workspace: Path) -> dict[str, Any]:
     """Everything a reader can see of a workspace, without the names of files."""
     layout = Layout(workspace)
-    fates = fates_table.open_table(layout)
-    assert fates is not None
+    remembered = store.read_state(layout)
+    assert remembered is not None
+    assert {path.name for path in store.folder(layout).glob("segment-*")} >= set(remembered.segments)
     rows = events_table.open_table(layout).to_pyarrow_table().to_pylist()
     assert [path.name for path in layout.staging.iterdir() if path.is_dir()] == []
     assert dataset.versions(workspace) == [load(workspace).version]
     return {
         "events": sorted((row["partition"], row["offset"], row["kind"], row["digest"]) for row in rows),
-        "fates": Counter(json.dumps(row, sort_keys=True) for row in fates.to_pyarrow_table().to_pylist()),
+        "fates": Counter(
+            json.dumps(row, sort_keys=True, default=str) for row in fates.read(layout).to_pylist()
+        ),
         "version": load(workspace).version,
         "rows": load(workspace).rows().to_pylist(),
         "ledger": balance(workspace),
@@ -116,11 +120,12 @@ def test_killed_at_every_point_that_matters(
         {"at": "after a commit"},
         {"at": "before a commit", "nth": 2},
         {"at": "after a commit", "nth": 1},
-        {"at": "while spilling", "nth": 3},
+        {"at": "while a segment is written"},
         {"at": "before the dataset"},
         {"at": "while the dataset is written", "nth": 2},
-        {"at": "between dataset and fates"},
-        {"at": "between fates and newest"},
+        {"at": "between dataset and segment"},
+        {"at": "between segment and state"},
+        {"at": "between state and newest"},
     ]
     codes = victims.follow([*plan, {}], tmp_path / "w", folder)
     assert codes == [[DEADLY]] * len(plan) + [[0]]

@@ -25,22 +25,24 @@ from typing import Any
 import great_expectations.expectations  # noqa: F401
 
 from pipelines import build as build_module
-from pipelines import build_transforms, dataset, events_table, fates_table, ingest_transforms, runner
+from pipelines import build_work, dataset, events_table, ingest_transforms, runner
+from pipelines.groups_store import store, write
 from pipelines.ingest import IngestConfig, ingest
 from tests.unit.pipelines.made import NOW
 
 POINTS: dict[str, tuple[Any, str, bool]] = {
     # name: (module or class, function, whether to die before it or after it)
-    "after reading a batch": (ingest_transforms.Validate, "process", False),
-    "before the first file": (ingest_transforms.WriteFiles, "process", False),
+    "after reading a batch": (ingest_transforms.Check, "process", False),
+    "before the first file": (ingest_transforms.WriteBatch, "_write", False),
     "before a commit": (events_table, "append", False),
     "between moving files and committing": (events_table, "fsync_path", True),
     "after a commit": (events_table, "append", True),
-    "while spilling": (build_transforms, "write_arrow", True),
+    "while a segment is written": (write.SegmentWriter, "add", True),
     "before the dataset": (dataset, "content_version", True),
     "while the dataset is written": (dataset, "fsync_path", True),
-    "between dataset and fates": (fates_table, "replace", False),
-    "between fates and newest": (fates_table, "replace", True),
+    "between dataset and segment": (build_work, "keep", False),
+    "between segment and state": (store, "write_state", False),
+    "between state and newest": (store, "write_state", True),
 }
 
 

@@ -54,7 +54,8 @@ def run(events: pa.Table, config: PreferConfig) -> tuple[list[dict[str, Any]], l
     kept, lost = dedupe(events)
     joined, left = join(of_kind(kept, "interaction"), of_kind(kept, "feedback"))
     rows, fates = prefer(joined, config)
-    everything = pa.concat_tables([lost, left, fates]).to_pylist()
+    # Without the places: where an event came from is told, and plays no part.
+    everything = pa.concat_tables([lost, left, fates]).drop_columns(["partition", "offset"]).to_pylist()
     return rows.to_pylist(), sorted(everything, key=str)
 
 

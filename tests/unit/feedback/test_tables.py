@@ -3,10 +3,11 @@ from __future__ import annotations
 import hashlib
 import json
 
+import pyarrow as pa
 import pytest
 
 from feedback.events import canonical, digest
-from feedback.tables import EVENTS, FATES, fate_row, fates_table, to_table
+from feedback.tables import EVENTS, FATES, fates_table, to_table
 from feedback.validation import Rejected
 from tests.unit.feedback.made import NOON, feedback, interaction, table
 
@@ -46,11 +47,12 @@ def test_each_event_has_an_offset():
 
 def test_no_events_are_an_empty_table():
     assert table([]).schema.equals(EVENTS)
-    assert fates_table([]).schema.equals(FATES)
+    assert fates_table(table([]), "ready").schema.equals(FATES)
 
 
-def test_the_order_of_fates_depends_on_the_fates_only():
-    rows = [fate_row(name, "feedback", "d", "ready", None, ("z", "y")) for name in ("b", "a", "c")]
-    assert fates_table(rows).equals(fates_table(rows[::-1]))
-    assert fates_table(rows)["event_id"].to_pylist() == ["a", "b", "c"]
-    assert fates_table(rows)["preference_ids"][0].as_py() == ["y", "z"]
+def test_the_order_of_fates_depends_on_the_events_only():
+    events = table([interaction(name) for name in ("b", "a", "c")])
+    mixed = fates_table(events.take(pa.array([2, 0, 1])), "waiting", "orphan")
+    assert fates_table(events, "waiting", "orphan").equals(mixed)
+    assert mixed["event_id"].to_pylist() == ["a", "b", "c"] and mixed["offset"].to_pylist() == [1, 0, 2]
+    assert mixed["fate"].to_pylist() == ["waiting"] * 3 and mixed["preference_ids"].to_pylist() == [[]] * 3

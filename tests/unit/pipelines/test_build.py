@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from feedback.preferences import PreferConfig
-from pipelines import build_transforms, dataset, events_table, fates_table
+from pipelines import build_transforms, dataset, events_table
+from pipelines import fates as fate_store
 from pipelines.build import BuildConfig, Dataset, build, load
 from pipelines.errors import DatasetError, PipelineError
 from pipelines.ingest import ingest
@@ -28,9 +29,7 @@ def take_in(workspace: Path, *files: Path) -> None:
 
 
 def fates(workspace: Path) -> list[dict[str, Any]]:
-    table = fates_table.open_table(Layout(workspace))
-    assert table is not None
-    return table.to_pyarrow_table().to_pylist()
+    return fate_store.read(Layout(workspace)).to_pylist()
 
 
 def fate_of(workspace: Path, event_id: str) -> list[tuple[str, str | None]]:
@@ -114,7 +113,7 @@ def test_the_same_events_give_the_same_version(tmp_path: Path, made: Dataset, gi
 
 def test_the_number_of_shards_changes_nothing(workspace: Path, made: Dataset, tmp_path: Path) -> None:
     take_in(tmp_path / "w", write(tmp_path / "in.jsonl", EVENTS))
-    many = build(workspace=tmp_path / "w", config=BuildConfig(shards=7, rows_per_shard=1))
+    many = build(workspace=tmp_path / "w", config=BuildConfig(shards=7, rows_per_shard=1, in_memory_rows=0))
     assert many.version == made.version and many.rows().equals(made.rows())
 
     def key(row: dict[str, Any]) -> list[str]:
@@ -230,15 +229,10 @@ def test_a_damaged_dataset_is_made_again(tmp_path: Path) -> None:
 def test_a_runner_that_drops_work_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_in(tmp_path / "w", write(tmp_path / "in.jsonl", history(20)))
     read = build_transforms.read_claims
-
-    def lossy(folder: Path) -> dict[str, list[str]]:
-        found = read(folder)
-        return {**found, "fates": found["fates"][:1]}
-
-    monkeypatch.setattr(build_transforms, "read_claims", lossy)
+    monkeypatch.setattr(build_transforms, "read_claims", lambda folder: read(folder)[:1])
     with pytest.raises(PipelineError, match="do not balance"):
-        build(workspace=tmp_path / "w")
-    assert dataset.versions(tmp_path / "w") == [] and fates_table.open_table(Layout(tmp_path / "w")) is None
+        build(workspace=tmp_path / "w", config=BuildConfig(in_memory_rows=0, rows_per_shard=5))
+    assert dataset.versions(tmp_path / "w") == [] and fate_store.built_from(Layout(tmp_path / "w")) is None
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

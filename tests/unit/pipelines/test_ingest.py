@@ -207,7 +207,7 @@ def test_a_failure_inside_beam_is_told_in_one_line_and_commits_nothing(tmp_path:
     def broken(self: Any, element: Any) -> Any:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(ingest_transforms.WriteFiles, "process", broken)
+    monkeypatch.setattr(ingest_transforms.WriteBatch, "_write", broken)
     with pytest.raises(PipelineError, match="Input/output error") as caught:
         run(path, tmp_path / "w")
     assert isinstance(caught.value, PalateError) and len(str(caught.value).splitlines()) == 3

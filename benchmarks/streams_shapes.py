@@ -1,0 +1,278 @@
+"""The same work in several shapes, for `streams_throughput.py`: JSON lines to validated, joined Parquet.
+
+Each function takes the file of lines and an empty folder, leaves three Parquet outputs there (accepted rows with their
+bodies, refused rows with their bytes and a reason, and the joined rows: every event once, feedback only where
+its interaction is there, by prompt), and gives the number of rows of each. Everything heavy is imported by
+`warm`, so that imports are timed apart.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from streams_events import NOW
+
+Counts = dict[str, int]
+
+_MODULES = {
+    "palate": [
+        "apache_beam", "great_expectations", "great_expectations.expectations", "deltalake", "pandas",
+        "pipelines.ingest", "pipelines.ingest_transforms", "pipelines.build", "pipelines.build_transforms",
+    ],
+    "beam per element": ["apache_beam", "apache_beam.io.parquetio", "orjson", "pyarrow"],
+    "polars": ["polars"],
+    "duckdb": ["duckdb"],
+}  # fmt: skip
+
+
+def warm(shape: str) -> None:
+    """Imports what a shape needs."""
+    from pipelines.runner import import_beam
+
+    if "apache_beam" in _MODULES[shape]:
+        import_beam()
+    for name in _MODULES[shape]:
+        importlib.import_module(name)
+
+
+def palate(path: Path, folder: Path) -> Counts:
+    """Ingest, then the joining half of the build, as a project runs them."""
+    import apache_beam as beam
+    import pyarrow.parquet as pq
+
+    from pipelines import events_table
+    from pipelines.build_transforms import Join, WriteJoined
+    from pipelines.ingest import ingest
+    from pipelines.runner import run_pipeline
+    from pipelines.workspace import Layout
+
+    summary = ingest(path, source="palate_jsonl", workspace=folder / "workspace", now=NOW)
+    layout = Layout(folder / "workspace")
+    found = events_table.files(events_table.open_table(layout))
+    events = [file for file in found if file.kind != "dead_letter"]
+    staging, joined = folder / "staging", folder / "joined"
+    staging.mkdir()
+    joined.mkdir()
+    shards = max(1, min(8, summary.received // 20_000))
+
+    def construct(pipeline: Any) -> None:
+        files = pipeline | beam.Create(events)
+        files | Join(staging, shards) | beam.ParDo(WriteJoined(joined))
+
+    run_pipeline(construct)
+    return {
+        "accepted": summary.interactions + summary.feedback,
+        "refused": sum(summary.dead_letters.values()),
+        "joined": sum(pq.read_metadata(file).num_rows for file in joined.glob("*.parquet")),
+    }
+
+
+def per_element(path: Path, folder: Path) -> Counts:
+    """The pipeline as Beam's own examples are written: one element per event, `CoGroupByKey` for the join."""
+    import apache_beam as beam
+    import pyarrow.parquet as pq
+    from apache_beam.io.parquetio import WriteToParquet
+
+    from pipelines.runner import run_pipeline
+
+    def construct(pipeline: Any) -> None:
+        lines = pipeline | beam.io.ReadFromText(str(path))
+        read = lines | beam.FlatMap(_element).with_outputs("refused", main="accepted")
+        once = (
+            read.accepted
+            | "ById" >> beam.Map(lambda row: ((row["kind"], row["event_id"]), row))
+            | beam.GroupByKey()
+            | "First" >> beam.Map(lambda pair: next(iter(pair[1])))
+        )
+        by_kind = {
+            kind: once
+            | f"Only {kind}" >> beam.Filter(lambda row, kind=kind: row["kind"] == kind)
+            | f"Key {kind}" >> beam.Map(lambda row: (row["interaction_id"], row))
+            for kind in ("interaction", "feedback")
+        }
+        joined = by_kind | beam.CoGroupByKey() | beam.FlatMap(_joined)
+        for name, rows in (("accepted", read.accepted), ("refused", read.refused), ("joined", joined)):
+            rows | f"Write {name}" >> WriteToParquet(str(folder / name), _schema(name), codec="zstd")
+
+    run_pipeline(construct)
+    return {
+        name: sum(pq.read_metadata(file).num_rows for file in folder.glob(f"{name}-*"))
+        for name in ("accepted", "refused", "joined")
+    }
+
+
+def _schema(name: str) -> Any:
+    import pyarrow as pa
+
+    if name == "refused":
+        return pa.schema([("reason", pa.string()), ("raw", pa.string())])
+    names = ["kind", "event_id", "interaction_id", "session_id", "user_id", "event_time", "body"]
+    return pa.schema([(column, pa.string()) for column in [*names, "prompt"]])
+
+
+def _element(line: str) -> Iterator[Any]:
+    """One line as a row, or tagged as refused."""
+    import apache_beam as beam
+    import orjson
+
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        yield beam.pvalue.TaggedOutput("refused", {"reason": "not_json", "raw": line})
+        return
+    reason = _fault(event)
+    if reason:
+        yield beam.pvalue.TaggedOutput("refused", {"reason": reason, "raw": line})
+        return
+    kind = event["type"]
+    row = {name: event.get(name) for name in ("interaction_id", "session_id", "user_id", "event_time")}
+    prompt = None
+    if kind == "interaction":
+        prompt = next((m["content"] for m in event["prompt"] if m["role"] == "user"), "").casefold()
+    yield row | {"kind": kind, "event_id": event[f"{kind}_id"], "body": line, "prompt": prompt}
+
+
+def _fault(event: dict[str, Any]) -> str | None:
+    """Required fields and ranges."""
+    from datetime import datetime
+
+    kind = event.get("type")
+    required = [
+        "event_time",
+        "interaction_id",
+        *(["prompt", "completion"] if kind == "interaction" else ["kind"]),
+    ]
+    if kind not in ("interaction", "feedback") or any(event.get(name) is None for name in required):
+        return "missing_field"
+    try:
+        datetime.fromisoformat(event["event_time"])
+    except ValueError:
+        return "bad_time"
+    if kind == "interaction":
+        bad = not event["prompt"] or not 0 < event.get("propensity", 1) <= 1
+    else:
+        bad = event["kind"] == "thumb" and event.get("value") not in (1, -1)
+    return "bad_value" if bad else None
+
+
+def _joined(group: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[dict[str, Any]]:
+    replies = list(group[1]["interaction"])
+    if replies:
+        yield from replies
+        for signal in group[1]["feedback"]:
+            yield signal | {"prompt": replies[0]["prompt"]}
+
+
+def polars(path: Path, folder: Path) -> Counts:
+    """Plain polars. A bad line fails `json_decode` for all, so what is JSON is asked first."""
+    import polars as pl
+
+    message = pl.Struct({"role": pl.String, "content": pl.String})
+    texts = ["type", "interaction_id", "feedback_id", "session_id", "user_id", "event_time", "kind"]
+    numbers = {"value": pl.Int64, "propensity": pl.Float64}
+    shape = pl.Struct(
+        dict.fromkeys(texts, pl.String) | numbers | {"prompt": pl.List(message), "completion": message}
+    )
+    raw = pl.read_csv(path, separator="\x01", quote_char=None, has_header=False, schema={"raw": pl.String})
+    known = raw["raw"].str.json_path_match("$.type").is_in(["interaction", "feedback"]).fill_null(False)
+    read = raw.filter(known).with_columns(pl.col("raw").str.json_decode(shape).alias("e")).unnest("e")
+    said = pl.col("type") == "interaction"
+    time = pl.col("event_time").str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", strict=False, time_zone="UTC")
+    user = pl.col("prompt").list.eval(
+        pl.element().filter(pl.element().struct.field("role") == "user").struct.field("content")
+    )
+    read = read.with_columns(
+        event_time=time,
+        event_id=pl.when(said).then("interaction_id").otherwise("feedback_id"),
+        prompt=user.list.first().str.to_lowercase(),
+        reason=pl.when(time.is_null() | pl.col("interaction_id").is_null())
+        .then(pl.lit("missing_field"))
+        .when(said & (pl.col("completion").is_null() | (pl.col("prompt").list.len().fill_null(0) == 0)))
+        .then(pl.lit("missing_field"))
+        .when(said & ~pl.col("propensity").fill_null(1).is_between(0, 1, closed="right"))
+        .then(pl.lit("bad_value"))
+        .when((pl.col("kind") == "thumb") & ~pl.col("value").is_in([1, -1]))
+        .then(pl.lit("bad_value")),
+    )
+    kept = ["type", "event_id", "interaction_id", "session_id", "user_id", "event_time", "prompt", "raw"]
+    accepted = read.filter(pl.col("reason").is_null()).select(kept)
+    refused = pl.concat(
+        [
+            raw.filter(~known).select(pl.lit("not_json").alias("reason"), "raw"),
+            read.filter(pl.col("reason").is_not_null()).select("reason", "raw"),
+        ]
+    )
+    once = accepted.unique(["type", "event_id"], keep="first")
+    replies = once.filter(said)
+    prompts = replies.select("interaction_id", "prompt")
+    signals = once.filter(~said).drop("prompt").join(prompts, on="interaction_id", how="inner")
+    joined = pl.concat([replies, signals.select(kept)]).sort("prompt", "type", "event_id")
+    for name, table in (("accepted", accepted.drop("prompt")), ("refused", refused), ("joined", joined)):
+        table.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
+    return {"accepted": accepted.height, "refused": refused.height, "joined": joined.height}
+
+
+def duckdb(path: Path, folder: Path) -> Counts:
+    """Plain DuckDB."""
+    import duckdb as db
+
+    con = db.connect()
+    con.execute("SET preserve_insertion_order = false")
+    con.execute(
+        f"""
+        CREATE TEMP TABLE read AS
+        WITH lines AS (
+            SELECT raw, json_valid(raw) AS ok FROM read_csv('{path}', columns = {{'raw': 'VARCHAR'}},
+                delim = '\x01', quote = '', escape = '', header = false, auto_detect = false)
+        ), fields AS (
+            SELECT raw, ok, CASE WHEN ok THEN json_extract_string(raw, ['$.type', '$.interaction_id', '$.feedback_id',
+                '$.session_id', '$.user_id', '$.event_time', '$.kind', '$.value', '$.propensity', '$.completion',
+                '$.prompt[0].role', '$.prompt[0].content', '$.prompt[1].content']) END AS f FROM lines
+        ), typed AS (
+            SELECT raw, ok, f[1] AS type, CASE WHEN f[1] = 'interaction' THEN f[2] ELSE f[3] END AS event_id,
+                f[2] AS interaction_id, f[4] AS session_id, f[5] AS user_id,
+                TRY_CAST(f[6] AS TIMESTAMPTZ) AS event_time, f[7] AS kind, TRY_CAST(f[8] AS INT) AS value,
+                TRY_CAST(f[9] AS DOUBLE) AS propensity, f[10] IS NOT NULL AS replied, f[11] IS NOT NULL AS prompted,
+                lower(CASE WHEN f[11] = 'user' THEN f[12] ELSE f[13] END) AS prompt FROM fields
+        )
+        SELECT *, CASE
+            WHEN NOT ok THEN 'not_json'
+            WHEN type IS NULL OR type NOT IN ('interaction', 'feedback') THEN 'unknown_type'
+            WHEN event_id IS NULL OR interaction_id IS NULL OR event_time IS NULL THEN 'missing_field'
+            WHEN type = 'interaction' AND NOT (replied AND prompted) THEN 'missing_field'
+            WHEN type = 'interaction' AND NOT (coalesce(propensity, 1) > 0 AND coalesce(propensity, 1) <= 1)
+                THEN 'bad_value'
+            WHEN kind = 'thumb' AND coalesce(value, 0) NOT IN (1, -1) THEN 'bad_value'
+        END AS reason FROM typed
+        """
+    )
+    kept = "type, event_id, interaction_id, session_id, user_id, event_time"
+    queries = {
+        "accepted": f"SELECT {kept}, raw FROM read WHERE reason IS NULL",
+        "refused": "SELECT reason, raw FROM read WHERE reason IS NOT NULL",
+        "joined": f"""
+            WITH once AS (SELECT DISTINCT ON (type, event_id) {kept}, prompt, raw FROM read WHERE reason IS NULL),
+            replies AS (SELECT * FROM once WHERE type = 'interaction'),
+            signals AS (SELECT f.* REPLACE (r.prompt AS prompt) FROM once f JOIN replies r USING (interaction_id)
+                WHERE f.type = 'feedback')
+            SELECT * FROM replies UNION ALL BY NAME SELECT * FROM signals ORDER BY prompt, type, event_id
+        """,
+    }
+    for name, query in queries.items():
+        file = folder / f"{name}.parquet"
+        con.execute(f"COPY ({query}) TO '{file}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)")
+    counts = {
+        name: con.execute(f"SELECT count(*) FROM '{folder}/{name}.parquet'").fetchone() for name in queries
+    }
+    return {name: int(found[0]) for name, found in counts.items() if found}
+
+
+SHAPES: dict[str, Callable[[Path, Path], Counts]] = {
+    "palate": palate,
+    "beam per element": per_element,
+    "polars": polars,
+    "duckdb": duckdb,
+}

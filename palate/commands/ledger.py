@@ -1,0 +1,64 @@
+"""The command that shows whether everything that came in is accounted for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+
+SinceOption = Annotated[
+    str | None, typer.Option(help="First moment of arrival: 2026-03-01, an RFC 3339 time, or 24h, 7d ago.")
+]
+UntilOption = Annotated[str | None, typer.Option(help="Moment before which it arrived; written as --since.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command()(ledger)
+
+
+def ledger(
+    since: SinceOption = None,
+    until: UntilOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> int:
+    """Balance what arrived against where it ended; fails when an event has no fate or more than one."""
+    from palate import context as context_module
+    from palate import lineage
+    from palate.timespan import moment
+    from pipelines import account
+
+    context = open_context(config, set_, json_)
+    now = context_module.now()
+    used = {run.dataset_version for run in lineage.runs(context.project) if run.trained}
+    found = account.account(
+        context.project.dir, since=moment(since, now=now), until=moment(until, now=now), trained_on=used
+    )
+    _print(context.out, found, since, until)
+    code = 0 if found.balanced else 1
+    context.out.result({"ok": code == 0, "exit_code": code, **found.document()})
+    return code
+
+
+def _print(out: Any, found: Any, since: str | None, until: str | None) -> None:
+    span = "".join([f" since {since}" if since else "", f" until {until}" if until else ""])
+    mark = "the ledger balances" if found.balanced else "THE LEDGER DOES NOT BALANCE"
+    out.table(
+        f"{found.received} events received{span}; {mark}",
+        ["fate", "events", "share"],
+        [(name, count, f"{count / max(found.received, 1):.1%}") for name, count in found.fates.items()],
+    )
+    if found.reasons:
+        out.table("Why", ["fate/reason", "events"], list(found.reasons.items()))
+    if found.gaps:
+        out.table(
+            "Gaps: records that had expired at their source before they were read",
+            ["partition", "lost", "noticed"],
+            [(gap.partition, gap.detail, f"{gap.ingest_time:%Y-%m-%d %H:%M:%S} UTC") for gap in found.gaps],
+        )
+    for line in found.faults:
+        out.say(f"Not balanced: {line}")

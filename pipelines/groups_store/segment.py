@@ -1,0 +1,140 @@
+"""A segment: the groups that one build worked on, in three files that never change.
+
+    events.arrow    all events of the groups, ordered by group, uncompressed and mapped into memory, so that
+                    reading one group in a hundred costs a hundredth
+    rows.parquet    the preference rows of the groups
+    index.bin       numpy arrays one after another, mapped too; `manifest.json` says where each lies
+
+`INDEX` lists the arrays. A segment is written in staging and renamed into place by its caller; the manifest
+holds sizes and checksums.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from feedback.joining import KEYED
+from pipelines.errors import PipelineError
+
+STORED: pa.Schema = pa.schema(
+    [
+        KEYED.field(name)
+        for name in (
+            "kind", "event_id", "digest", "interaction_id", "session_id", "event_time", "ingest_time", "body",
+            "source", "partition", "offset",
+        )
+    ]
+)  # fmt: skip
+"""What the store keeps of an event: what deciding about it again needs."""
+
+EVENTS = "events.arrow"
+ROWS = "rows.parquet"
+ARRAYS = "index.bin"
+MANIFEST = "manifest.json"
+
+INDEX: dict[str, str] = {
+    "groups": "S32: keys of the groups, in order",
+    "starts": "int64: where each group's events begin; one more at the end",
+    "ids": "S16: id keys of interactions and feedback, in order",
+    "id_groups": "uint32: the group that each id is in",
+    "sessions": "S16: id keys of the sessions of interactions that stand, in order",
+    "session_groups": "uint32: a group that has an interaction of that session",
+    "fates": "uint16: of each event, which of the manifest's fates",
+    "made_starts": "int64: where each event's rows begin in `made`; one more at the end",
+    "made": "uint32: rows that rest on the events",
+    "row_ids": "S32: the preference ids",
+    "row_groups": "uint32: the group of each row",
+    "row_kinds": "uint16: of each row, which of the manifest's pairs of rule and split",
+    "row_times": "int64: event time of each row, in microseconds since 1970",
+    "prompt_groups": "uint32: the groups that have rows",
+    "strengths": "uint8: of each of these, the latest split it has rows in: train 0, evaluation 1, test 2",
+    "signatures": "uint32 (prompts, permutations): MinHash signatures of their texts",
+    "bands": "uint64: values of the signatures' bands, in order",
+    "band_prompts": "uint32: which prompt each of these belongs to",
+}
+"""The arrays of a segment."""
+
+
+class SegmentError(PipelineError):
+    """A segment is missing, cut off or of another make; the caller builds from the events table instead."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment, opened; nothing is read before it is asked for."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.path.name
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of `INDEX`, mapped into memory."""
+        with (self.path / ARRAYS).open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        return {
+            name: np.frombuffer(mapped, at["dtype"], int(np.prod(at["shape"])), at["offset"]).reshape(
+                at["shape"]
+            )
+            if 0 not in at["shape"]
+            else np.zeros(at["shape"], at["dtype"])
+            for name, at in self.manifest["arrays"].items()
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One of the arrays."""
+        return self.arrays[name]
+
+    @cached_property
+    def _batches(self) -> list[pa.RecordBatch]:
+        reader = pa.ipc.open_file(pa.memory_map(str(self.path / EVENTS)))
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    def events(self, places: np.ndarray, columns: list[str] | None = None) -> pa.Table:
+        """Events by their number, in ascending order.
+
+        Taken batch by batch: Arrow's strings of one array must stay below 2 GiB.
+        """
+        schema = STORED if columns is None else pa.schema([STORED.field(name) for name in columns])
+        taken, first = [], 0
+        for batch in self._batches:
+            lo, hi = np.searchsorted(places, (first, first + batch.num_rows))
+            if lo < hi:
+                wanted = pa.array(places[lo:hi] - first)
+                taken.append(batch.select(schema.names).take(wanted))
+            first += batch.num_rows
+        return pa.Table.from_batches(taken, schema)
+
+    def group_of_event(self, places: np.ndarray) -> np.ndarray:
+        """(N,) int64: the group of each of N events."""
+        return np.searchsorted(self["starts"], places, "right") - 1
+
+
+def open_segment(path: Path) -> Segment:
+    """Opens a segment.
+
+    Raises:
+        SegmentError: a file is missing or has another size than it was written with.
+    """
+    try:
+        manifest = orjson.loads((path / MANIFEST).read_bytes())
+        sizes = {name: (path / name).stat().st_size for name in (EVENTS, ROWS, ARRAYS)}
+        sound = all(sizes[name] == manifest["files"][name]["bytes"] for name in sizes)
+        sound = sound and set(manifest["arrays"]) == set(INDEX)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SegmentError("A segment cannot be opened.", got=f"{path.name}: {error}") from error
+    if not sound:
+        raise SegmentError("A segment was changed or cut off.", got=path.name)
+    return Segment(path, manifest)
