@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from promises import Check, finish
 
 from feedback.events import Feedback, Interaction, canonical
 from feedback.tables import EVENTS
@@ -43,6 +43,8 @@ from pipelines.workspace import Layout, staging_folder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PER_COMMIT = 100_000
+PROMISED_SHARE = 0.05
+PROMISED_PEAK_GB = 1.5
 Body = dict[str, Any]
 
 
@@ -250,8 +252,8 @@ def timed_build(workspace: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Measures and prints a table."""
+def main() -> int:
+    """Measures and prints a table; the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -288,8 +290,6 @@ def main() -> None:
         "same_rows": same_rows,
         "balanced": balanced,
     }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2))
     print(f"{'build':<12} {'wall s':>8} {'cpu s':>8} {'peak MiB':>9} {'rows':>9}  version")
     for name in ("full", "incremental", "scratch"):
         one = result[name]
@@ -300,7 +300,28 @@ def main() -> None:
         f"incremental / full = {result['share']:.2%} for {len(new)} new on top of {arguments.events}; "
         f"same version: {result['same_version']}, same rows: {same_rows}, ledgers balance: {balanced}"
     )
+    same = result["same_version"] and same_rows and balanced
+    peak_gb = max(result[name]["peak_mib"] for name in ("full", "incremental")) * 2**20 / 1e9
+    return finish(
+        [
+            Check(
+                f"build after 1 % new on top of {arguments.events:,}, share of the full build",
+                f"<= {PROMISED_SHARE:.0%}",
+                f"{result['share']:.1%}",
+                result["share"] <= PROMISED_SHARE,
+            ),
+            Check("the same dataset as from scratch", "yes", "yes" if same else "NO", same),
+            Check(
+                "peak memory of a build, GB",
+                f"<= {PROMISED_PEAK_GB}",
+                f"{peak_gb:.2f}",
+                peak_gb <= PROMISED_PEAK_GB,
+            ),
+        ],
+        arguments.json,
+        result,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

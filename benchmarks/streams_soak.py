@@ -39,6 +39,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.promises import Check, finish  # noqa: E402
 from tests.broker import Broker, running  # noqa: E402
 from tests.unit.pipelines.made import feedback, interaction  # noqa: E402
 
@@ -467,9 +468,19 @@ def main() -> int:
     for name, value in result.items():
         if name != "where":
             print(f"{name:>18}  {value}")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1))
-    return 0 if result["ok"] else 1
+    counts = {name: result[name] for name in ("lost", "doubled", "foreign", "wrong")}
+    return finish(
+        [
+            Check(
+                "kills with -9", f">= {options.kills}", str(result["kills"]), result["kills"] >= options.kills
+            ),
+            Check("rows lost, doubled, foreign, wrong", "0", str(counts), not any(counts.values())),
+            Check("the ledger balances", "yes", str(result["ledger_balances"]), result["ledger_balances"]),
+            Check("same dataset as undisturbed", "yes", str(result["same_dataset"]), result["same_dataset"]),
+        ],
+        options.json,
+        result,
+    )
 
 
 if __name__ == "__main__":
