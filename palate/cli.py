@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from palate.commands import data, fate, ingest, ledger, maintain, model, project, release, replay
+from palate.commands import data, export, fate, ingest, ledger, maintain, model, project, release, replay
 from palate.commands.options import given_options
 
 app = typer.Typer(
@@ -22,11 +22,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (project, ingest, data, fate, ledger, replay, maintain, model, release):
+for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release):
     group.register(app)
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, 5 nothing new, "
+    "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, export, 5 nothing new, "
     "130 interrupted."
 )
 

@@ -112,6 +112,7 @@ def build(context: Context) -> Dataset:
         dataset = run(
             workspace=context.project.dir,
             config=BuildConfig(prefer=context.project.prefer),
+            runner=context.project.pipeline,
             progress=lambda _what, done, total: advance(done, total),
         )
         rows = dataset.manifest["rows"]

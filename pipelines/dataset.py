@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from .errors import DatasetError
+from .errors import DatasetError, disk_full, full_disk_error
 from .workspace import Layout, fsync_path, staging_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -170,10 +171,24 @@ def _keep_name(number: int) -> str:
 
 
 def export(dataset: Dataset, path: Path) -> None:
-    """Writes all rows of a version to one Parquet file, ordered by `preference_id`."""
+    """Writes all rows of a version to one Parquet file, ordered by `preference_id`; the whole file or none.
+
+    Raises:
+        DiskFullError: no space; what was at `path` is as it was.
+    """
     import pyarrow.parquet as pq
 
-    pq.write_table(dataset.rows(), path, compression="zstd")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        pq.write_table(dataset.rows(), partial, compression="zstd")
+        fsync_path(partial)
+        partial.replace(path)
+    except OSError as error:
+        if disk_full(error):
+            raise full_disk_error(path.parent, "free some space and export again") from error
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def point_newest(layout: Layout, version: str) -> None:

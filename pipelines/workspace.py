@@ -31,11 +31,6 @@ class Layout:
         return self.root / "tables" / "events"
 
     @property
-    def fates(self) -> Path:
-        """Delta table with one row per row of `events`: where it ended in the newest build."""
-        return self.root / "tables" / "fates"
-
-    @property
     def datasets(self) -> Path:
         """One folder per dataset version, and the file `newest` that names the last one built."""
         return self.root / "datasets"
