@@ -50,6 +50,7 @@ def check_dataset(context: Context, dataset: Dataset, arrived: Arrivals | None =
     Raises:
         BadData: an expectation does not hold; exit code 4.
     """
+    from feedback.splits import SplitConfig
     from pipelines import fates, ledger, quality, suites
     from pipelines.workspace import Layout
 
@@ -60,7 +61,8 @@ def check_dataset(context: Context, dataset: Dataset, arrived: Arrivals | None =
     if page.is_file() and _passed(page.with_suffix(".json")):
         return page
     with context.out.stage("Check what was built", "tables") as advance:
-        tables = [suites.check_preferences(dataset.rows(), config.preferences, config.examples)]
+        split = SplitConfig.model_validate(dataset.manifest["config"]["split"])
+        tables = [suites.check_preferences(dataset.rows(), config.preferences, config.examples, split)]
         if built is not None and built.dataset == dataset.version:
             advance(1, 2)
             ends, balance = fates.read(layout), ledger.balance(context.project.dir)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from feedback.splits import SplitConfig
 from feedback.tables import Fate
 
 from .ledger import Ledger
@@ -75,14 +76,32 @@ def _sum(name: str, meaning: str, column: str, low: int) -> _Expected:
     return _Expected(name, meaning, f"at least {low}", "ExpectColumnSumToBeBetween", arguments)
 
 
-def check_preferences(rows: pa.Table, config: PreferencesQuality, examples: int = 5) -> TableReport:
+def _held_out(split: SplitConfig) -> list[_Expected]:
+    """Nothing that is held out is in two splits."""
+    found = []
+    if split.test_prompts + split.evaluation_prompts > 0:
+        found.append(
+            _each("prompt_in_one_split", "a prompt is in one split only", "prompt_splits", 1, 1, "1 split")
+        )
+    if split.test_users + split.evaluation_users > 0:
+        found.append(
+            _each("user_in_one_split", "a user is in one split only", "user_splits", 0, 1, "1 split")
+        )
+    return found
+
+
+def check_preferences(
+    rows: pa.Table, config: PreferencesQuality, examples: int = 5, split: SplitConfig | None = None
+) -> TableReport:
     """Runs the preferences' suite.
 
     Args:
         rows: in `PREFERENCES`.
         config: thresholds.
         examples: rows shown for each expectation that does not hold.
+        split: what the dataset holds out; where no prompts (or no users) are, they may be in several splits.
     """
+    split = split or SplitConfig()
     if rows.num_rows == 0:
         passed, allowed = config.min_rows == 0, f"at least {config.min_rows}"
         enough = Check("rows_present", "the dataset has enough rows", passed, "0 rows", allowed)
@@ -97,8 +116,7 @@ def check_preferences(rows: pa.Table, config: PreferencesQuality, examples: int 
         _each("evidence_present", "every row names the events it rests on", "evidence", 1, None, "at least 1 event"),
         _true("label_fits", "an unpaired row has a label, a paired one has none", "label_fits"),
         _each("text_length", "no text is longer than allowed", "longest", None, config.max_text_chars, longest),
-        _each("prompt_in_one_split", "a prompt is in one split only", "prompt_splits", 1, 1, "1 split"),
-        _each("user_in_one_split", "a user is in one split only", "user_splits", 0, 1, "1 split"),
+        *_held_out(split),
         _share("tie_share", "share of ties among paired rows", "tie", config.max_tie_share),
         _sum("rows_present", "the dataset has enough rows", "one", config.min_rows),
         *(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -49,7 +49,7 @@ def work(job: Callable[[Path, str], None], workspace: Path, url: str, point: Poi
     """What a process does; it dies at its point."""
     if point is not None:
         module, inner, attribute, afterwards = point
-        owner: Any = sys.modules[module]
+        owner: Any = importlib.import_module(module)
         owner = getattr(owner, inner) if inner else owner
         real = getattr(owner, attribute)
 

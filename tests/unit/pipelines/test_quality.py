@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from feedback.splits import SplitConfig
 from feedback.tables import FATES, PREFERENCES
 from pipelines.build import build
 from pipelines.ingest import IngestConfig, ingest
@@ -92,6 +93,14 @@ def test_each_fault_breaks_its_expectation(fault: dict[str, Any], name: str) -> 
     assert broken(report) == {name}
     (check,) = [check for check in report.checks if not check.passed]
     assert check.examples and "rule" not in check.examples[0]
+
+
+def test_what_is_not_held_out_may_be_in_several_splits() -> None:
+    by_users = SplitConfig(test_prompts=0, evaluation_prompts=0)
+    table = pa.Table.from_pylist([row(1), row(2, prompt_key="p1", split="test")], schema=PREFERENCES)
+    assert check_preferences(table, PreferencesQuality(), split=by_users).passed
+    by_prompts = SplitConfig(test_users=0, evaluation_users=0)
+    assert broken(check_preferences(table, PreferencesQuality(), split=by_prompts)) == {"prompt_in_one_split"}
 
 
 def test_thresholds() -> None:
