@@ -133,6 +133,7 @@ def _rows(
     import pyarrow as pa
 
     from evaluation.compare import ROWS
+    from evaluation.logprobs import kl_per_token
     from reward_models.representation import last_user_message
 
     schema = ROWS.append(pa.field("champion_finished", pa.bool_())).append(
@@ -142,7 +143,7 @@ def _rows(
         return schema.empty_table()
     chats = [p.prompt for p in prompts]
     reward = {name: scorer.score(chats, [r.text for r in given]).mean for name, given in replies.items()}
-    kl = logprobs["candidate"].per_token - logprobs["champion"].per_token
+    kl = kl_per_token(logprobs["candidate"], logprobs["champion"])
     columns = {
         "prompt_id": [p.id for p in prompts],
         "prompt": [last_user_message(c) for c in chats],

@@ -4,8 +4,8 @@
     fail               iff  kl_per_token > budget_nats
     insufficient_data  otherwise: the value is inside, its 95 % interval reaches beyond
 
-kl_per_token = KL(candidate || champion) in nats per token, estimated on the candidate's own replies: the mean of
-log p_candidate - log p_champion over the tokens as they were sampled, so at the sampling temperature of service. Half a
+kl_per_token = KL(candidate || champion) in nats per token, estimated on the candidate's own replies, of the tokens as
+they were sampled in service, by the estimator of `evaluation.logprobs.kl_per_token`. Half a
 nat per token is some 25 nats on a reply of 50 tokens; that the true quality falls behind the reward as this
 distance grows is measured by Gao, Schulman and Hilton, "Scaling Laws for Reward Model Overoptimization", ICML
 2023.

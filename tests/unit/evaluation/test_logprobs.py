@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.logprobs import reply_logprobs
+from evaluation.logprobs import ReplyLogprobs, kl_per_token, reply_logprobs
 from evaluation.replies import Chat, Policy, SamplingConfig, load_policy, sample
 from tests.unit.reward_models.made import shorter_wins, text
 
@@ -55,7 +55,7 @@ def test_kl_of_a_policy_with_itself_is_zero(policy: Policy, tiny_base: Path) -> 
     replies = [r.text for r in sample(policy, prompts, SamplingConfig(max_new_tokens=10), seed=0)]
     other = load_policy(tiny_base, None)
     one, two = (reply_logprobs(p, prompts, replies) for p in (policy, other))
-    np.testing.assert_array_equal(one.total - two.total, np.zeros(8))
+    np.testing.assert_array_equal(kl_per_token(one, two), np.zeros(8))
 
 
 def test_kl_to_another_policy_is_positive(policy: Policy, tiny_base: Path) -> None:
@@ -68,7 +68,7 @@ def test_kl_to_another_policy_is_positive(policy: Policy, tiny_base: Path) -> No
     config = SamplingConfig(max_new_tokens=10, temperature=1.0, top_p=1.0)
     replies = [r.text for r in sample(policy, prompts, config, seed=0)]
     one, two = (reply_logprobs(p, prompts, replies) for p in (policy, other))
-    assert (one.per_token - two.per_token).mean() > 0.01
+    assert kl_per_token(one, two).mean() > 0.01
 
 
 def test_a_long_prompt_loses_its_start_and_a_long_reply_its_end(policy: Policy) -> None:
@@ -83,3 +83,18 @@ def test_a_long_prompt_loses_its_start_and_a_long_reply_its_end(policy: Policy) 
 
 def test_no_replies_are_no_logprobs(policy: Policy) -> None:
     assert reply_logprobs(policy, [], []).total.shape == (0,)
+
+
+def test_the_divergence_is_that_of_hand_computed_numbers_and_never_negative() -> None:
+    ours = ReplyLogprobs([np.log([0.5, 0.2]), np.log([0.1]), np.zeros(0)])
+    theirs = ReplyLogprobs([np.log([0.25, 0.4]), np.log([0.9]), np.zeros(0)])
+    # d = ln 2 and -ln 2: (1/2 - 1 + ln 2) and (2 - 1 - ln 2), their mean is 1/4; d = -ln 9: 9 - 1 - ln 9; no token: 0.
+    np.testing.assert_allclose(kl_per_token(ours, theirs), [0.25, 8 - np.log(9), 0.0])
+    np.testing.assert_allclose(kl_per_token(ours, ours), 0.0)
+
+
+def test_its_mean_is_the_divergence() -> None:
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.4, 0.4, 0.2])
+    drawn = np.random.default_rng(0).choice(3, 200_000, p=p)
+    found = kl_per_token(ReplyLogprobs([np.log(p)[drawn]]), ReplyLogprobs([np.log(q)[drawn]]))
+    np.testing.assert_allclose(found, (p * np.log(p / q)).sum(), atol=0.005)
