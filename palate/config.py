@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tomllib
@@ -16,6 +17,7 @@ from evaluation.replies import SamplingConfig
 from feedback.errors import PalateError
 from feedback.preferences import PreferConfig
 from palate.base_model import SCHEMES, UnknownScheme
+from palate.faults import faults
 from palate.simulation.users import PopulationConfig
 from pipelines.ingest import IngestConfig
 from pipelines.kafka.settings import is_url
@@ -179,22 +181,29 @@ def load(file: Path | None = None, overrides: Sequence[str] = ()) -> Project:
     values: dict[str, Any] = {}
     if file is not None or DEFAULT_FILE.is_file():
         values = _read(file or DEFAULT_FILE)
+    changed = copy.deepcopy(values)
     for override in overrides:
-        _apply(values, override)
+        _apply(changed, override)
     try:
-        project = Project.model_validate(values)
+        project = Project.model_validate(changed)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']} (got {e['input']!r:.80})"
-            for e in error.errors()
-        ]
-        raise ConfigError(
-            f"The project file {file or DEFAULT_FILE} is not valid.",
-            got="; ".join(faults),
-            next_step="compare with a fresh one: palate init --print",
-        ) from error
+        raise _invalid(error, values, file or DEFAULT_FILE) from error
     _check_names(project)
     return project
+
+
+def _invalid(error: ValidationError, values: dict[str, Any], file: Path) -> ConfigError:
+    """The error, blamed on the file if the file is wrong without any `--set`, else on `--set`."""
+    where = "The settings given with --set are not valid."
+    try:
+        Project.model_validate(values)
+    except ValidationError as of_the_file:
+        where, error = f"The project file {file} is not valid.", of_the_file
+    return ConfigError(
+        where,
+        got=faults(error, Project),
+        next_step="every setting is listed by: palate init --print",
+    )
 
 
 def _check_names(project: Project) -> None:
@@ -215,7 +224,7 @@ def _check_names(project: Project) -> None:
     ):
         if name not in known:
             raise ConfigError(
-                f"Unknown {what}.", got=name, allowed=", ".join(known), next_step="correct the project file"
+                f"Unknown {what}.", got=name, allowed=", ".join(known), next_step="correct this setting"
             )
 
 

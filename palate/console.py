@@ -47,7 +47,11 @@ class Out:
         self.console.print(f"\n[bold]{escape(text)}[/bold]")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table; cells are plain text."""
+        """A table; cells are plain text. Without rows only its title is shown."""
+        if not rows:
+            if title:
+                self.say(title)
+            return
         table = Table(title=escape(title) if title else None, title_justify="left", header_style="bold")
         for i, column in enumerate(columns):
             table.add_column(escape(column), justify="left" if i == 0 else "right", overflow="fold")

@@ -55,6 +55,11 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
             notes.append(
                 f"No evaluation scorer: {error.got} paired rows in the split `evaluation`, {error.allowed}."
             )
+            # Said before the update, which may take hours, and not only in the report after it.
+            context.out.say(
+                f"{notes[-1]} The update is trained all the same, but its replies cannot be judged. "
+                "How much feedback is enough: docs/events.md, What is held out."
+            )
     learned, calibration = _heldout(context, training, dataset, "Reward model")
     if evaluation is not None:
         # The gates rest on this one, so its calibration is the one to show.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from feedback.errors import PalateError
 from palate import config as config_module
 from palate import validation
+from palate.commands.options import with_options
 from palate.context import Context, write_json
 from palate.job import Job, open_job, run_status
+from palate.wording import counted
 
 if TYPE_CHECKING:
     from evaluation.estimates import Estimate
@@ -70,7 +72,8 @@ def ingest_if_named(context: Context, given: Path | None) -> None:
         Layout(context.project.dir)
     ):
         return
-    ingest(context, given)
+    if not ingest(context, given).partitions:
+        context.out.say("The folder has no *.jsonl file yet.")
 
 
 def ingest(context: Context, given: Path | None, source: str | None = None) -> IngestSummary:
@@ -99,7 +102,7 @@ def ingest(context: Context, given: Path | None, source: str | None = None) -> I
             progress=lambda _what, done, total: advance(done, total),
         )
         bad = sum(summary.dead_letters.values())
-        advance(1, 1, f"{summary.received} events, {bad} dead letters")
+        advance(1, 1, f"{counted(summary.received, 'event')}, {counted(bad, 'dead letter')}")
     return summary
 
 
@@ -116,7 +119,11 @@ def build(context: Context) -> Dataset:
             progress=lambda _what, done, total: advance(done, total),
         )
         rows = dataset.manifest["rows"]
-        advance(1, 1, f"{rows} rows, version {dataset.version}{' (unchanged)' if dataset.reused else ''}")
+        advance(
+            1,
+            1,
+            f"{counted(rows, 'row')}, version {dataset.version}{' (unchanged)' if dataset.reused else ''}",
+        )
     return dataset
 
 
@@ -224,7 +231,7 @@ def _judge_and_register(
         training_curve=trained.curve,
         satisfaction=felt or None,
         notes=[*rewards.notes, *judged.notes, *_left_out(trained)],
-        next_command=_NEXT_COMMAND[overall(judged.verdicts)],
+        next_command=with_options(_NEXT_COMMAND[overall(judged.verdicts)]),
     )
     report = judge.write_report(context, case, job.run_id, job.dir)
     with context.out.stage("Register candidate") as advance:
@@ -272,7 +279,7 @@ def _report_without_candidate(job: Job, rewards: RewardOutcome) -> Outcome:
         learned=rewards.learned,
         calibration=rewards.calibration,
         notes=list(rewards.notes),
-        next_command="palate status",
+        next_command=with_options("palate status"),
     )
     report = judge.write_report(job.context, case, job.run_id, job.dir)
     write_json(job.dir / "finished.json", {"run_id": job.run_id})

@@ -69,6 +69,7 @@ def _closing(context: Context, outcome: Outcome, seconds: float) -> list[str]:
         lines.append(
             f"v{outcome.candidate} cannot be judged yet: too little held-out data for a gate. The champion stays."
         )
+    lines += outcome.rewards.notes
     if outcome.report is not None:
         lines.append(f"Report:  {near(outcome.report)}")
     uri = context.registry.tracking_uri
@@ -98,6 +99,7 @@ def document(context: Context, outcome: Outcome, seconds: float) -> dict[str, An
             name: e.to_dict()
             for name, e in {**outcome.rewards.learned, **(judged.learned if judged else {})}.items()
         },
+        "notes": list(outcome.rewards.notes),
         "satisfaction": {name: e.to_dict() for name, e in outcome.satisfaction.items()},
         "report": str(outcome.report) if outcome.report else None,
         "tracking_uri": context.registry.tracking_uri,

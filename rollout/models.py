@@ -99,9 +99,13 @@ def version_info(registry: Registry, alias_or_version: str | int) -> ModelVersio
     else:
         number = read_aliases(registry).get(wanted)
     if number is None or number not in known:
+        numbers = ", ".join(map(str, sorted(known))) or "none yet"
+        by_number = wanted.isascii() and wanted.isdigit()
         raise UnknownVersion(
             f"{registry.name} has no version {wanted!r}.",
-            allowed=f"versions {sorted(known)}, champion, previous, candidate (where there is one)",
+            allowed=numbers
+            if by_number
+            else f"{numbers}; champion, previous, candidate (where there is one)",
             next_step="palate status",
         )
     return known[number]

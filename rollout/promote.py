@@ -121,7 +121,7 @@ def rollback(
 
     Raises:
         NothingToDo: there is no earlier champion, or the version serves already.
-        UnknownVersion: the version never was champion.
+        UnknownVersion: there is no such version, or it never was champion.
         BrokenAdapter: its files cannot be loaded; the present champion stays.
         PromotionConflict: somebody else decided first.
     """
@@ -135,6 +135,7 @@ def rollback(
             next_step="palate history",
         )
     if target not in state.champions:
+        version_info(registry, target)  # which says so where there is no such version at all
         raise UnknownVersion(
             f"v{target} never was champion.",
             allowed=", ".join(f"v{number}" for number in state.champions) or "none yet",
@@ -176,6 +177,14 @@ def status(registry: Registry) -> Status:
 def history(registry: Registry) -> list[Decision]:
     """Every decision, oldest first; those that lost a race have `effective` false."""
     return list(read_state(registry).decisions)
+
+
+def rolled_back(registry: Registry, version: int) -> Decision | None:
+    """The newest rollback away from this version; None if there was none."""
+    for decision in reversed(history(registry)):
+        if decision.effective and decision.action == "rollback" and decision.from_version == version:
+            return decision
+    return None
 
 
 def verify(registry: Registry) -> Verification:

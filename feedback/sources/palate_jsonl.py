@@ -19,7 +19,7 @@ from typing import BinaryIO
 from pydantic import BaseModel, ConfigDict, Field
 
 from feedback.exports import shape
-from feedback.sources import Partition, Record, SourceError, require
+from feedback.sources import Partition, Record, require
 
 _BLOCK_BYTES = 1 << 16
 
@@ -36,18 +36,15 @@ class Config(BaseModel):
 
 
 def partitions(path: Path, config: Config) -> list[Partition]:
-    """One partition per file.
+    """One partition per file. A directory may still be empty: the product has not written anything yet.
 
     Raises:
-        SourceError: Nothing is there to read.
+        SourceError: There is no such file or directory.
     """
     require(path, what="file or directory of events")
     if not path.is_dir():
         return [_partition(path, config)]
-    files = sorted(file for file in path.glob("*.jsonl") if file.is_file())
-    if not files:
-        raise SourceError("the directory has no *.jsonl file", got=str(path), next_step="check the path")
-    return [_partition(file, config) for file in files]
+    return [_partition(file, config) for file in sorted(path.glob("*.jsonl")) if file.is_file()]
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001

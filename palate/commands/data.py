@@ -6,9 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from feedback.errors import PalateError
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.wording import counted
 
 SHOWN = ("dataset", "fates", "dead-letters", "model", "run")
+
+
+class UnknownRun(PalateError, LookupError):
+    """No run in the workspace has that key."""
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +82,7 @@ def schema(json_: JsonOption = False) -> int:
 def _show_dataset(out: Any, dataset: Any) -> None:
     manifest = dataset.manifest
     out.table(
-        f"Dataset {dataset.version}: {manifest['rows']} preference rows",
+        f"Dataset {dataset.version}: {counted(manifest['rows'], 'preference row')}",
         ["rule", "rows"],
         sorted(manifest["by_rule"].items()),
     )
@@ -84,7 +90,9 @@ def _show_dataset(out: Any, dataset: Any) -> None:
     balance = manifest["balance"]
     fates = sorted(balance["fates"].items())
     out.table(
-        f"{balance['in']} events in = {sum(balance['fates'].values())} with a fate", ["fate", "events"], fates
+        f"{counted(balance['in'], 'event')} in = {sum(balance['fates'].values())} with a fate",
+        ["fate", "events"],
+        fates,
     )
 
 
@@ -100,7 +108,7 @@ def _dataset(context: Any, name: str | None, limit: int) -> dict[str, Any]:
         .to_pylist()
     )
     context.out.table(
-        f"First {len(rows)} rows",
+        f"First {counted(len(rows), 'row')}" if rows else "",
         ["rule", "split", "margin", "chosen", "rejected"],
         [
             (r["rule"], r["split"], f"{r['margin']:.2f}", _short(r["chosen"]), _short(r["rejected"]))
@@ -116,7 +124,7 @@ def _fates(context: Any, _name: str | None, _limit: int) -> dict[str, Any]:
     ledger = balance(context.project.dir)
     mark = "balances" if ledger.balanced else "DOES NOT BALANCE"
     context.out.table(
-        f"{ledger.received} events received; the ledger {mark}",
+        f"{counted(ledger.received, 'event')} received; the ledger {mark}",
         ["fate", "events"],
         list(ledger.fates.items()),
     )
@@ -135,6 +143,7 @@ def _dead_letters(context: Any, _name: str | None, limit: int) -> dict[str, Any]
 
     layout = Layout(context.project.dir)
     letters: list[dict[str, Any]] = []
+    total = 0
     if events_table.exists(layout):
         columns = ["reason", "detail", "partition", "offset", "raw"]
         table = (
@@ -142,8 +151,9 @@ def _dead_letters(context: Any, _name: str | None, limit: int) -> dict[str, Any]
             .to_pyarrow_dataset()
             .to_table(columns=columns, filter=_is_dead_letter())
         )
-        letters = table.slice(0, limit).to_pylist()
-        context.out.say(f"{table.num_rows} dead letters")
+        letters, total = table.slice(0, limit).to_pylist(), table.num_rows
+    rest = f", the first {len(letters)} shown (all: --limit {total})" if total > len(letters) else ""
+    context.out.say(f"{counted(total, 'dead letter')}{rest}")
     shown = [
         {**letter, "raw": (letter["raw"] or b"")[:200].decode("utf-8", errors="replace")}
         for letter in letters
@@ -153,7 +163,7 @@ def _dead_letters(context: Any, _name: str | None, limit: int) -> dict[str, Any]
         ["reason", "detail", "where", "as it came"],
         [(r["reason"], r["detail"], f"{r['partition']} @{r['offset']}", _short(r["raw"])) for r in shown],
     )
-    return {"dead_letters": shown}
+    return {"dead_letters": shown, "total": total}
 
 
 def _is_dead_letter() -> Any:
@@ -163,16 +173,23 @@ def _is_dead_letter() -> Any:
 
 
 def _model(context: Any, name: str | None, _limit: int) -> dict[str, Any]:
+    from palate.base_model import on_disk
     from rollout.registry import version_info
 
     which = name or "candidate"
     info = version_info(context.registry, int(which) if which.isdigit() else which)
     fields = info.model_dump(mode="json")
+    # The adapter names its base as the project does; whoever loads it elsewhere needs the directory.
+    base = on_disk(info.base_id, context.project.models_dir)
+    fields["base_path"] = str(base) if base else None
     context.out.table(
         f"{info.name} v{info.version}",
         ["", ""],
         [(k, v) for k, v in fields.items() if k not in ("gates", "tags")],
     )
+    if not info.gates:
+        context.out.say("No gate was judged.")
+        return {"model": fields}
     context.out.table(
         "Gates", ["gate", "verdict", "why"], [(g["gate"], g["verdict"], g.get("why", "")) for g in info.gates]
     )
@@ -182,13 +199,11 @@ def _model(context: Any, name: str | None, _limit: int) -> dict[str, Any]:
 def _run(context: Any, name: str | None, _limit: int) -> dict[str, Any]:
     import json
 
-    from palate.config import ConfigError
-
     runs = sorted((context.project.dir / "runs").glob("*/record.json"), key=lambda p: p.stat().st_mtime)
     wanted = [p for p in runs if name is None or p.parent.name == name]
     if not wanted:
         known = ", ".join(p.parent.name for p in runs) or "none yet"
-        raise ConfigError("There is no such run.", got=name, allowed=known, next_step="palate run")
+        raise UnknownRun("There is no such run.", got=name, allowed=known, next_step="palate run")
     record = json.loads(wanted[-1].read_text())
     context.out.say(json.dumps(record, indent=2))
     return {"record": record}

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palate.commands.options import ConfigOption, InputOption, JsonOption, SetOption, open_context
+from palate.commands.options import (
+    ConfigOption,
+    InputOption,
+    JsonOption,
+    SetOption,
+    open_context,
+    with_options,
+)
+from palate.wording import counted
 
 if TYPE_CHECKING:
     from palate.context import Context
@@ -50,6 +58,7 @@ def ingest(
     from palate import loop
     from pipelines.kafka.settings import is_url
 
+    _only_one(path, input_)
     context = open_context(config, set_, json_)
     place, name = _place(context, path or (str(input_) if input_ else None), source)
     if follow or is_url(place):
@@ -99,6 +108,8 @@ def _place(context: Context, given: str | None, source: str | None) -> tuple[str
         return str(path), project.source.name
     from feedback.sources import recognise
 
+    if path.is_dir() and not any(path.iterdir()):
+        return str(path), project.source.name  # nothing to recognise yet
     name = recognise(path)
     context.out.say(f"{path} is read as {name}.")
     return str(path), name
@@ -128,6 +139,17 @@ def _fetched(context: Context, server: str) -> str:
     if not any(got.folder.glob("*.jsonl")):
         raise NoInput("The MLflow server has no finished traces yet.", got=server)
     return str(got.folder)
+
+
+def _only_one(path: str | None, input_: Path | None) -> None:
+    from palate.config import ConfigError
+
+    if path is not None and input_ is not None:
+        raise ConfigError(
+            "There are two places to read from.",
+            got=f"{path} and --input {input_}",
+            next_step="name one; call again for the other",
+        )
 
 
 def _only_for_streams(group: str | None, metrics_port: int | None) -> None:
@@ -208,15 +230,24 @@ def _show(context: Context, summary: IngestSummary) -> None:
     rows: list[tuple[str, object]] = [("interactions", summary.interactions), ("feedback", summary.feedback)]
     rows += [(f"dead letter: {reason}", n) for reason, n in sorted(summary.dead_letters.items())]
     rows += [(f"dropped by the format: {reason}", n) for reason, n in sorted(summary.dropped.items())]
-    out.table(f"Received {summary.received} events", ["fate", "events"], rows)
+    if summary.received or summary.dropped:
+        out.table(f"Received {counted(summary.received, 'event')}", ["fate", "events"], rows)
     for gap in summary.gaps:
         out.say(f"Lost before they were read: {gap}")
     if summary.pending_bytes:
-        out.say(f"{summary.pending_bytes} bytes of an unfinished last line wait for their end.")
-    if summary.received == 0:
-        out.say("Nothing new.")
-    elif summary.dead_letters:
-        out.say("Dead letters are kept: palate show dead-letters")
+        out.say(f"{counted(summary.pending_bytes, 'byte')} of an unfinished last line wait for their end.")
     if summary.sent_dead_letters:
-        out.say(f"{summary.sent_dead_letters} dead letters were sent to their topic.")
-    out.say("Duplicates and orphans are settled when preferences are built: palate build")
+        out.say(f"Sent {counted(summary.sent_dead_letters, 'dead letter')} to their topic.")
+    if summary.received == 0:
+        # Only a folder of events may be without any part to read.
+        empty = "" if summary.partitions else " The folder has no *.jsonl file yet."
+        out.say(f"Nothing new.{empty}")
+        return
+    if summary.dead_letters:
+        out.say(f"Dead letters are kept: {with_options('palate show dead-letters')}")
+        if sum(summary.dead_letters.values()) == summary.received:
+            out.say(
+                "Nothing of this was an event. Is each event on one line of its own, and the file in UTF-8 "
+                "(not UTF-16)? The format is in docs/events.md; other formats are named with --source."
+            )
+    out.say(f"Duplicates and orphans are settled when preferences are built: {with_options('palate build')}")

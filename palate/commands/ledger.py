@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.wording import counted
 
 SinceOption = Annotated[
     str | None, typer.Option(help="First moment of arrival: 2026-03-01, an RFC 3339 time, or 24h, 7d ago.")
@@ -48,7 +49,7 @@ def _print(out: Any, found: Any, since: str | None, until: str | None) -> None:
     span = "".join([f" since {since}" if since else "", f" until {until}" if until else ""])
     mark = "the ledger balances" if found.balanced else "THE LEDGER DOES NOT BALANCE"
     out.table(
-        f"{found.received} events received{span}; {mark}",
+        f"{counted(found.received, 'event')} received{span}; {mark}",
         ["fate", "events", "share"],
         [(name, count, f"{count / max(found.received, 1):.1%}") for name, count in found.fates.items()],
     )

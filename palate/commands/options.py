@@ -39,6 +39,14 @@ def given_options() -> str:
     return shlex.join(_given)
 
 
+def with_options(next_step: str) -> str:
+    """A next step as it has to be typed here: `palate …` gets this call's `--config` and `--set`."""
+    if not given_options() or not next_step.startswith("palate "):
+        return next_step
+    command, bracket, remark = next_step.partition(" (")
+    return f"{command} {given_options()}{bracket}{remark}"
+
+
 def open_context(file: Path | None, overrides: list[str] | None, as_json: bool) -> Context:
     """Open the project for one command."""
     from palate.console import Out

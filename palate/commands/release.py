@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from palate.commands.options import ConfigOption, JsonOption, SetOption, given_options, open_context
+from palate.commands.options import (
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    given_options,
+    open_context,
+    with_options,
+)
+from palate.wording import counted
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +40,7 @@ def promote(
     """Make the candidate the champion, if its gates passed."""
     from palate.context import actor
     from rollout.promote import promote as run
+    from rollout.promote import rolled_back
 
     context = open_context(config, set_, json_)
     decision = run(context.registry, version, actor=by or actor(), override=override)
@@ -39,6 +48,11 @@ def promote(
     context.out.say(
         f"Champion is now v{decision.to_version}{before}, decided by {decision.actor} (entry {decision.entry})."
     )
+    if (back := rolled_back(context.registry, decision.to_version)) is not None:
+        context.out.say(
+            f"Note: v{back.from_version} was rolled back from before, by {back.actor} at {back.at} "
+            f"(entry {back.entry}): {back.reason}"
+        )
     context.out.say(f"Undo: palate rollback {given_options()}".rstrip())
     context.out.result({"ok": True, "exit_code": 0, "decision": decision.model_dump(mode="json")})
     return 0
@@ -81,8 +95,8 @@ def status(config: ConfigOption = None, set_: SetOption = None, json_: JsonOptio
         rows.append((role, f"v{info.version}", info.base_id, info.dataset_version or "–", gates))
     context.out.table(found.name, ["", "version", "base", "dataset", "gates"], rows)
     for notice in found.warnings:
-        context.out.say(f"Warning: {notice.text} Next: {notice.next_step}")
-    context.out.say(f"Next: {found.next_step}")
+        context.out.say(f"Warning: {notice.text} Next: {with_options(notice.next_step)}")
+    context.out.say(f"Next: {with_options(found.next_step)}")
     context.out.result({"ok": True, "exit_code": 0, "status": found.model_dump(mode="json")})
     return 0
 
@@ -113,13 +127,19 @@ def history(
         )
         for d in decisions
     ]
-    context.out.table("Decisions", ["entry", "at", "action", "champion", "by", "reason"], rows)
+    if not rows:
+        context.out.say("No decision yet.")
+    context.out.table(
+        "Decisions" if rows else "", ["entry", "at", "action", "champion", "by", "reason"], rows
+    )
     document = {"decisions": [d.model_dump(mode="json") for d in decisions]}
     code = 0
     if verify:
         checked = registry_commands.verify(context.registry)
         code = 0 if checked.ok else 1
-        context.out.say(f"{checked.entries} entries, {'all sound' if checked.ok else 'NOT SOUND'}.")
+        context.out.say(
+            f"{counted(checked.entries, 'entry', 'entries')}, {'all sound' if checked.ok else 'NOT SOUND'}."
+        )
         for problem in checked.problems:
             context.out.say(f"  entry {problem.entry or '–'}: {problem.what}")
         document["verification"] = checked.model_dump(mode="json")  # type: ignore[assignment]

@@ -9,6 +9,7 @@ import typer
 
 from palate.commands.ledger import SinceOption, UntilOption
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.wording import counted
 
 if TYPE_CHECKING:
     from palate.console import Out
@@ -96,7 +97,9 @@ def _export(out: Out, workspace: Path, letters: Letters, path: Path) -> int:
         raise ConfigError(
             "That file exists and is not touched.", got=path, next_step="name another file"
         ) from None
-    out.say(f"Wrote {count} dead letters. Mend `raw` in each line, then: palate replay --from {path}")
+    out.say(
+        f"Wrote {counted(count, 'dead letter')}. Mend `raw` in each line, then: palate replay --from {path}"
+    )
     out.result({"ok": True, "exit_code": 0, "exported": count, "file": str(path.resolve())})
     return 0
 
@@ -108,7 +111,7 @@ def _print(out: Out, summary: ReplaySummary, dry_run: bool) -> None:
         ("replayed before", summary.replayed_before),
     ]
     rows += [(f"still refused: {reason}", count) for reason, count in summary.refused.items()]
-    out.table(f"{summary.letters} dead letters", ["", "letters"], rows)
+    out.table(counted(summary.letters, "dead letter"), ["", "letters"], rows)
     if summary.examples:
         out.table(
             "Some that are still refused",

@@ -56,6 +56,7 @@ def test_init_writes_a_file_that_loads_to_the_defaults(palate: Palate, tmp_path:
         (("run", "--set", "train.dpo.batch_pairs=6"), "must divide"),
         (("run", "--set", "evaluation.prompts=nowhere.jsonl"), "nowhere.jsonl"),
         (("show", "everything"), "dead-letters"),
+        (("ingest", "a.jsonl", "--input", "b.jsonl"), "two places"),
         (("frobnicate",), "No such command"),
         (("run", "--set", "gates={no_such_gate={}}"), "win_rate"),
     ],
@@ -68,13 +69,17 @@ def test_wrong_use_is_explained(palate: Palate, arguments: tuple[str, ...], said
     assert json.loads(result.out.splitlines()[-1])["ok"] is False
 
 
-def test_in_an_empty_directory(palate: Palate) -> None:
+def test_in_an_empty_directory(palate: Palate, tmp_path: Path) -> None:
     assert palate("build", "--json").code == 1
     status = palate("status", "--json")
     assert status.code == 0 and status.json["status"]["champion"] is None
     assert palate("promote", "--json").code == 5
     assert palate("rollback", "--json").code == 5
     assert palate("run", "--json").code == 2
+    assert palate("show", "run", "nosuch", "--json").code == 1
+    (tmp_path / "events").mkdir()
+    empty = palate("ingest", "events")
+    assert empty.code == 5 and "no *.jsonl file yet" in empty.out
 
 
 def test_schema_is_json_schema(palate: Palate) -> None:

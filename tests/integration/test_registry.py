@@ -41,7 +41,7 @@ from rollout.errors import (
 )
 from rollout.log import read_entries, read_state
 from rollout.models import read_aliases
-from rollout.promote import history, promote, rollback, status, verify
+from rollout.promote import history, promote, rollback, rolled_back, status, verify
 from rollout.registry import download, ensure_base_champion, register_candidate, version_info, versions
 
 SERVER_EXPERIMENT = "on-the-server"
@@ -200,8 +200,14 @@ def test_from_base_to_champion_and_back(registry: Registry, tmp_path: Path) -> N
         rollback(registry, actor="ada")
     rollback(registry, actor="ada", to_version=3)
     assert read_aliases(registry) == {"champion": 3, "previous": 1}
-    with pytest.raises(UnknownVersion, match="never was champion"):
+    with pytest.raises(UnknownVersion, match=r"no version '9'(.|\n)*Allowed: 1, 2, 3\n"):
         rollback(registry, actor="ada", to_version=9)
+    four = candidate(registry, tmp_path, 4, compared_with=3)
+    with pytest.raises(UnknownVersion, match="never was champion"):
+        rollback(registry, actor="ada", to_version=four)
+    back = rolled_back(registry, 2)
+    assert back is not None and (back.entry, back.to_version) == (5, 1)
+    assert rolled_back(registry, four) is None
 
     log = history(registry)
     assert [decision.action for decision in log] == ["found", *["promote"] * 2, *["rollback"] * 3]

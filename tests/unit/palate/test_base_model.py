@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from palate.base_model import BaseModelError, resolve
+from palate.base_model import BaseModelError, on_disk, resolve
 
 
 def test_a_directory_is_taken_as_it_is_and_its_revision_follows_its_weights(
@@ -22,6 +22,12 @@ def test_a_directory_is_taken_as_it_is_and_its_revision_follows_its_weights(
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x01\x02\x03")
     assert resolve(f"path:{copy}", tmp_path).revision != found.revision
+
+
+def test_where_a_base_model_is_is_told_without_fetching_it(tiny_base: Path, tmp_path: Path) -> None:
+    assert on_disk(f"path:{tiny_base}", tmp_path) == tiny_base.resolve()
+    for absent in ("path:/nowhere", "pip:not-a-package-of-mine", "pip:pytest", "hub:nobody/nothing"):
+        assert on_disk(absent, tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,18 @@ def test_faults_are_named(tmp_path: Path, text: str, named: str) -> None:
     assert found.value.exit_code == 2
 
 
+def test_what_is_wrong_is_blamed_on_where_it_was_said(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("seed = 1\n")
+    with pytest.raises(ConfigError, match=r"given with --set(.|\n)*did you mean train\.dpo\.beta\?"):
+        load(file, ["train.dpo.betta=1"])
+    with pytest.raises(ConfigError, match=r"given with --set(.|\n)*did you mean prefer\.split\.test_users\?"):
+        load(file, ["prefer.test_users=0.1"])
+    file.write_text("seeed = 1\n")
+    with pytest.raises(ConfigError, match=r"p\.toml is not valid(.|\n)*did you mean seed\?"):
+        load(file, ["train.dpo.beta=0.2"])
+
+
 def test_relative_source_falls_back_to_the_shared_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
