@@ -26,10 +26,6 @@ _SENTENCE = (
     "the model answers a question about data and people ask it to write code review text explain ideas list "
     "steps compare two plans fix errors find sources keep short use plain words"
 )
-_SENTENCE = (
-    "the model answers a question about data and people ask it to write code review text explain ideas list "
-    "steps compare two plans fix errors find sources keep short use plain words"
-)
 _WORDS = _SENTENCE.split(" ")
 _FOREIGN = [*_WORDS, "naïve", "café", "résumé", "数据", "ответ"]
 

@@ -154,7 +154,12 @@ def main() -> int:
         verdict.add_row(what, measured_text, promised, "yes" if kept else "NO")
     console.print(verdict)
     if options.json:
-        options.json.write_text(json.dumps({"seed": options.seed, "bytes": size, "shapes": found}, indent=1))
+        checks = [
+            {"what": what, "promised": promised, "measured": measured_text, "ok": kept}
+            for what, measured_text, promised, kept in promises
+        ]
+        figures_found = {"checks": checks, "seed": options.seed, "bytes": size, "shapes": found}
+        options.json.write_text(json.dumps(figures_found, indent=1))
     return 0 if all(promise[3] for promise in promises) else 1
 
 
