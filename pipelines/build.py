@@ -112,12 +112,14 @@ def _build(layout: Layout, config: BuildConfig, tell: Progress, runner: RunnerCo
 
     tell("build", 0, _STEPS)
     table = events_table.open_table(layout)
-    code = provenance.code_version()
+    code = provenance.code_version(config.prefer.rules)
     wanted = (config.digest(), code["sources_sha256"])
     last = build_work.remembered(layout, wanted, table)
-    if last and not last.new and (unchanged := _unchanged(layout, last.state, table.version())):
-        tell("build", _STEPS, _STEPS)
-        return unchanged
+    if last and not last.new:
+        if unchanged := _unchanged(layout, last.state, table.version()):
+            tell("build", _STEPS, _STEPS)
+            return unchanged
+        last = None  # the dataset is damaged, and shares files with what is remembered: trust neither
     files = [file for file in events_table.files(table) if file.kind in build_work.KINDS]
     with staging_folder(layout, "build") as staging:
         made = build_work.worked(files, last, staging, config, runner)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,7 +101,9 @@ def files(table: DeltaTable) -> list[EventFile]:
     return sorted(found, key=lambda file: str(file.path))
 
 
-def added_since(layout: Layout, table: DeltaTable, version: int) -> list[EventFile] | None:
+def added_since(
+    layout: Layout, table: DeltaTable, version: int, kinds: Collection[str] | None = None
+) -> list[EventFile] | None:
     """The files that brought new rows after a version, up to this snapshot, in the order they came.
 
     Files that maintenance rewrote are not among them, as they hold no new rows; the ones they replaced are,
@@ -124,11 +126,10 @@ def added_since(layout: Layout, table: DeltaTable, version: int) -> list[EventFi
             if action.get("remove", {}).get("dataChange"):
                 return None
             add = action.get("add")
-            if add and add["dataChange"]:
+            kind = add["partitionValues"]["kind"] if add else None
+            if add and add["dataChange"] and (kinds is None or kind in kinds):
                 rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
-                found.append(
-                    EventFile(layout.events / unquote(add["path"]), add["partitionValues"]["kind"], rows)
-                )
+                found.append(EventFile(layout.events / unquote(add["path"]), kind, rows))
     return found if all(file.path.exists() for file in found) else None
 
 

@@ -253,7 +253,15 @@ def _ranges(partitions: Sequence[Partition], work: Work, at: Mapping[str, Positi
     from .ingest_transforms import Range
 
     return [
-        Range(work.source, work.settings, part, at[part.id].offset, part.end)
+        Range(
+            work.source,
+            work.settings,
+            part,
+            at[part.id].offset,
+            part.end,
+            at[part.id].last,
+            at[part.id].checksum,
+        )
         for part in partitions
         if at[part.id].offset < part.end
     ]

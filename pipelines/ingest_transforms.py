@@ -58,6 +58,10 @@ class Range:
     partition: Partition
     lo: int
     hi: int
+    last: int = -1
+    """Offset of the last record read before; -1 when none was."""
+    checksum: int = 0
+    """`events_table.checksum` of that record."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,12 @@ class ReadRange(beam.DoFn):
         batch: list[Record] = []
         lo, size, records_read, bytes_read = element.lo, 0, 0, 0
         for record in source.read(element.partition, element.lo, element.hi, config):
+            if record.offset == element.last:
+                # The end of the file when it was read, and its line has ended since. The record is there.
+                if checksum(record.raw) == element.checksum:
+                    continue
+                # It was read before it was complete: a record of its own, at a place of its own.
+                record = record._replace(offset=element.lo)
             batch.append(record)
             size += len(record.raw)
             if len(batch) < self.sizes.batch_records and size < self.sizes.batch_bytes:

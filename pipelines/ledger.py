@@ -73,9 +73,10 @@ def balance(workspace: Path, since: datetime | None = None, until: datetime | No
     layout = Layout(Path(workspace).resolve())
     if not events_table.exists(layout):
         return Ledger()
-    # Read before the events, so that these hold at least what the build saw.
-    settled = _within(fates.read(layout, columns=_FATE_COLUMNS), since, until)
+    # In this order: a build that ends in between settles more than is looked for, never less; and the events
+    # are read last, so that they hold at least what the build saw.
     built = fates.built_from(layout)
+    settled = _within(fates.read(layout, columns=_FATE_COLUMNS), since, until)
     rows = _within(_received(layout), since, until)
     return _compared(rows, settled, _not_built(layout, built))
 

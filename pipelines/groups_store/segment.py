@@ -69,7 +69,7 @@ class SegmentError(PipelineError):
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment, opened; nothing is read before it is asked for."""
+    """One segment, opened and mapped; nothing is read before it is asked for."""
 
     path: Path
     manifest: dict[str, Any]
@@ -92,6 +92,10 @@ class Segment:
             else np.zeros(at["shape"], at["dtype"])
             for name, at in self.manifest["arrays"].items()
         }
+
+    def map(self) -> None:
+        """Maps its files, so that they stay readable when a later build removes the segment."""
+        _ = self.arrays, self._batches
 
     def __getitem__(self, name: str) -> np.ndarray:
         """One of the arrays."""
@@ -133,8 +137,12 @@ def open_segment(path: Path) -> Segment:
         sizes = {name: (path / name).stat().st_size for name in (EVENTS, ROWS, ARRAYS)}
         sound = all(sizes[name] == manifest["files"][name]["bytes"] for name in sizes)
         sound = sound and set(manifest["arrays"]) == set(INDEX)
+        if not sound:
+            raise SegmentError("A segment was changed or cut off.", got=path.name)
+        segment = Segment(path, manifest)
+        segment.map()
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, SegmentError):
+            raise
         raise SegmentError("A segment cannot be opened.", got=f"{path.name}: {error}") from error
-    if not sound:
-        raise SegmentError("A segment was changed or cut off.", got=path.name)
-    return Segment(path, manifest)
+    return segment

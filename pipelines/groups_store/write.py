@@ -144,9 +144,12 @@ class SegmentWriter:
             self._put("id_groups", group_of[mask].astype(np.uint32))
         in_session = standing & is_reply & events["session_id"].is_valid().to_numpy(zero_copy_only=False)
         sessions = id_keys("session", events["session_id"].filter(pa.array(in_session)).to_pylist())
-        sessions, where = np.unique(sessions, return_index=True)
-        self._put("sessions", sessions)
-        self._put("session_groups", group_of[in_session][where].astype(np.uint32))
+        # One entry for each group that the session is in: any of them may move away later.
+        pairs = np.empty(len(sessions), dtype=[("session", ID), ("group", np.uint32)])
+        pairs["session"], pairs["group"] = sessions, group_of[in_session]
+        pairs = np.unique(pairs)
+        self._put("sessions", pairs["session"].copy())
+        self._put("session_groups", pairs["group"].copy())
 
     def _index_rows(self, part: Part, groups: np.ndarray) -> None:
         rows = part.rows

@@ -26,6 +26,8 @@ MARK = "dead_letters_out/"
 _COLUMNS = ["reason", "detail", "event_id", "partition", "offset", "ingest_time", "raw"]
 _HEADERS = _COLUMNS[:-1]
 _FLUSH_S = 30.0
+_NOTED_EVERY = 100
+"""Commits without a dead letter after which it is noted that there was none."""
 
 
 class DeadLettersConfig(BaseModel):
@@ -64,11 +66,13 @@ def send_new(layout: Layout, config: DeadLettersConfig) -> int:
     name = f"{MARK}{url.topics[0]}"
     table = events_table.open_table(layout)
     seen = table.transaction_version(name)
-    files = events_table.added_since(layout, table, -1 if seen is None else seen)
+    files = events_table.added_since(layout, table, -1 if seen is None else seen, ("dead_letter",))
     if files is None:
-        files = events_table.files(table)
-    files = [file for file in files if file.kind == "dead_letter"]
+        files = [file for file in events_table.files(table) if file.kind == "dead_letter"]
     if not files:
+        # Noted now and then all the same, before the log of that time is cleaned away.
+        if seen is not None and table.version() - seen > _NOTED_EVERY:
+            events_table.mark(table, name, table.version())
         return 0
     sent = _send(url, files, config.max_bytes)
     # Another process that sent the same ones may have noted it first; then there is nothing left to note.

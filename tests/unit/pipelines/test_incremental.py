@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from feedback.events import Event
 from feedback.preferences import PreferConfig
 from feedback.tables import to_table
-from pipelines import build_work, dataset, events_table, fates
+from pipelines import build_work, dataset, events_table, fates, provenance
 from pipelines.build import BuildConfig, build
 from pipelines.events_table import EventFile, Position
 from pipelines.groups_store import store
@@ -106,6 +106,17 @@ DOWN = feedback("down", "a", "thumb", -1, user_id="u", at_s=200)
 ELSEWHERE = interaction("a", prompt="Another?", reply="moved", at_s=-5)
 """Another event under the id of A, and earlier: it is the one that stands, in another prompt."""
 
+TWO_PROMPTS: list[list[Event]] = [
+    [
+        interaction("x1", prompt="P1", session_id="s1"),
+        interaction("x2", prompt="P2", session_id="s1"),
+        feedback("s", None, "outcome", {"metric": "m", "value": 1}, session_id="s1"),
+    ]
+]
+MOVES = {
+    name: interaction(name, prompt=prompt, reply="early", at_s=-5, session_id="s9")
+    for name, prompt in (("x1", "P1"), ("x2", "P2"))
+}
 SCENES: dict[str, list[list[Event]]] = {
     "feedback first": [[UP], [A]],
     "a vote that waits for one reply, then for the other": [[VOTE], [B], [A]],
@@ -126,6 +137,8 @@ SCENES: dict[str, list[list[Event]]] = {
         [interaction("c", prompt="Other?", at_s=-1)],
     ],
     "nothing new but a copy of a waiting signal": [[UP], [UP]],
+    "a session of two prompts, one of which leaves it": [*TWO_PROMPTS, [MOVES["x1"]]],
+    "and the other one": [*TWO_PROMPTS, [MOVES["x2"]]],
 }
 
 
@@ -235,3 +248,16 @@ def test_the_ledger_names_the_rows_that_do_not_balance(tmp_path: Path) -> None:
     build(workspace=tmp_path, config=TRAIN)
     doubled = balance(tmp_path)
     assert not doubled.balanced and doubled.doubled and doubled.examples[0].startswith("made:0 @0")
+
+
+def test_an_own_rule_that_was_edited_decides_everything_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = tmp_path / "rules" / "my_rule.py"
+    rule.parent.mkdir()
+    rule.write_text("from feedback.rules import unpaired as rule\n")
+    monkeypatch.syspath_prepend(str(rule.parent))
+    before = provenance.code_version(["vote", "my_rule:rule"])
+    rule.write_text("from feedback.rules import vote as rule\n")
+    after = provenance.code_version(["vote", "my_rule:rule"])
+    assert before != after and provenance.code_version(["vote"]) == provenance.code_version()

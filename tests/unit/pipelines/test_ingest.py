@@ -13,11 +13,13 @@ import pytest
 from feedback.errors import PalateError
 from feedback.sources import SourceError
 from pipelines import events_table, ingest_transforms
+from pipelines.build import build
 from pipelines.continuity import advance
 from pipelines.errors import InputError, PipelineError
 from pipelines.events_table import Position
 from pipelines.expectations import ExpectationsConfig
 from pipelines.ingest import IngestConfig, IngestSummary, ingest
+from pipelines.ledger import balance
 from pipelines.workspace import Layout
 
 from .made import NOW, feedback, history, interaction, lines, write
@@ -213,3 +215,30 @@ def test_a_failure_inside_beam_is_told_in_one_line_and_commits_nothing(tmp_path:
     assert isinstance(caught.value, PalateError) and len(str(caught.value).splitlines()) == 3
     monkeypatch.undo()
     assert run(path, tmp_path / "w").received == 4
+
+
+def test_a_last_line_without_its_end_is_one_row_also_when_the_file_goes_on(tmp_path: Path) -> None:
+    one, two, three = (json.dumps(interaction(n)).encode() for n in range(3))
+    path, workspace = tmp_path / "in.jsonl", tmp_path / "w"
+    path.write_bytes(one + b"\n" + two)
+    assert run(path, workspace).received == 2
+    path.write_bytes(one + b"\n" + two + b"\n")
+    assert run(path, workspace).received == 0
+    path.write_bytes(one + b"\n" + two + b"\n" + three + b"\n")
+    assert run(path, workspace).received == 1
+    assert balance(workspace).balanced
+    assert sorted(row["event_id"] for row in rows(workspace)) == ["i0", "i1", "i2"]
+
+
+def test_a_line_that_was_read_half_is_read_again_at_a_place_of_its_own(tmp_path: Path) -> None:
+    one, two = (json.dumps(interaction(n)).encode() for n in range(2))
+    path, workspace = tmp_path / "in.jsonl", tmp_path / "w"
+    path.write_bytes(one + b"\n" + two[:40])
+    assert run(path, workspace).dead_letters == {"not_json": 1}
+    path.write_bytes(one + b"\n" + two + b"\n")
+    assert run(path, workspace).interactions == 1
+    assert run(path, workspace).received == 0
+    build(workspace=workspace)
+    ledger = balance(workspace)
+    assert ledger.balanced and ledger.received == 3
+    assert len({row["offset"] for row in rows(workspace)}) == 3
