@@ -167,8 +167,10 @@ def _part(part: Any, texts: list[str], reasoning: list[str], calls: list[dict[st
         reasoning.append(_text(part.get("thinking", text)))
     elif isinstance(text, str):
         texts.append(text)
-    elif kind in ("text", "output_text", "input_text", "refusal"):
-        texts.append(_text(part.get("refusal", part.get("value", text))))
+    elif kind in ("text", "raw_text", "template", "output_text", "input_text", "refusal"):
+        # TensorZero keeps a templated message as the template's arguments.
+        templated = part.get("arguments") if text is None else text
+        texts.append(_text(part.get("refusal", part.get("value", templated))))
     elif kind is None or kind == "function":
         texts.append(_text(part))
     else:

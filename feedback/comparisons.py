@@ -16,9 +16,10 @@ from feedback.exports import UNDATED, content_id, without_none
 _PROMPTS = ("prompt", "instruction", "question", "query", "input", "messages", "chat", "conversation", "text")
 _REPLY = re.compile(
     r"(response|completion|answer|generation|output|reply|text|summary|candidate|option|model)?"
-    r"[-_ ]?(\d{1,2}|[a-f]|left|right)(?:[-_ ](?:response|completion|answer|output|text))?",
+    r"[-_ ]?(\d{1,2}|[a-f]|left|right)(?:[-_ ](response|completion|answer|output|text))?",
     re.IGNORECASE,
 )
+_NAMES_MODELS = ("model", "")
 _ALONE = ("response", "completion", "answer", "generation", "output", "reply")
 
 
@@ -74,8 +75,16 @@ def reply_fields(names: Iterable[str]) -> list[str]:
     """The fields that hold replies, in order: `response-1`, `answer_b`, `left`, or a single `response`."""
     names = list(names)
     found = sorted((name for name in names if _REPLY.fullmatch(name)), key=lambda name: (len(name), name))
-    if len(found) >= 2:
-        return found
+    # `model_a` beside `response_a` names who replied; fields that are called differently are never compared.
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name in found:
+        if match := _REPLY.fullmatch(name):
+            key = ((match[1] or "").casefold(), (match[3] or "").casefold())
+            alike.setdefault(key, []).append(name)
+    several = [fields for key, fields in alike.items() if len(fields) >= 2 and key != _NAMES_MODELS]
+    several += [fields for key, fields in alike.items() if len(fields) >= 2 and key == _NAMES_MODELS]
+    if several:
+        return several[0]
     known = {name.casefold(): name for name in names}
     alone = next((known[name] for name in _ALONE if name in known), None)
     return [alone] if alone is not None else found

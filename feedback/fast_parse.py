@@ -211,6 +211,8 @@ def _moment(event: Any) -> datetime:
             return moment
     if not (text[20:21].isdigit() and (text[-1] == "Z" or (text[-6] in "+-" and text[-3] == ":"))):
         raise ValueError
+    if text[-1] != "Z" and text[-2] > "5":  # `fromisoformat` takes +14:60, and it is no time zone
+        raise ValueError
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
     event.event_time = moment.isoformat()[:-6] + "Z"

@@ -21,7 +21,6 @@ import atexit
 import hashlib
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -205,7 +204,8 @@ def _spill_folder(url: str) -> Path:
     return Path(root).absolute() / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
-_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+# Held until they are closed: what was emitted must reach the end of the process even if nobody keeps the client.
+_CLIENTS: set[Client] = set()
 
 
 def _close_all() -> None:

@@ -115,9 +115,10 @@ class Spill:
             self._known_bytes += written
             return True
         # The disk is full: back to whole lines. Where even that fails, the rest is one torn line at the end.
-        with suppress(OSError):
+        try:
             os.ftruncate(self._writing, segment.size)
-        self._stop_writing()
+        except OSError:
+            self._stop_writing()
         return False
 
     def _fits(self, size: int) -> bool:

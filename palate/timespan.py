@@ -28,10 +28,10 @@ def moment(text: str | None, *, now: datetime) -> datetime | None:
         if ago := _AGO.fullmatch(text.strip()):
             return now - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
         found = datetime.fromisoformat(text.strip())
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ConfigError(
             "That is no moment.",
             got=text[:80],
             allowed="2026-03-01, 2026-03-01T12:00:00Z, or a duration before now: 30min, 24h, 7d, 2w",
         ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

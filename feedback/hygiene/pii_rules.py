@@ -61,7 +61,7 @@ _KEY = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|xox[abeoprs]-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}"
     r"|AIza[\w\-]{35}|ya29\.[\w\-]{20,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36}|pypi-[\w\-]{50,}"
-    r"|eyJ[\w\-]{8,}\.eyJ[\w\-]{8,}\.[\w\-]{8,})"
+    r"|(?<![\w\-])eyJ[\w\-]{8,}\.eyJ[\w\-]{8,}\.[\w\-]{8,})"
     r"|\b[Bb]earer {1,4}(?P<bearer>[\w\-.~+/]{20,}={0,2})",
     re.DOTALL | re.ASCII,
 )
@@ -184,8 +184,12 @@ def _ipv6(match: re.Match[str]) -> Span | None:
     except ValueError:  # a time, a MAC address
         return None
     groups = sum(1 for part in text.split(":") if part)
-    # Two names joined by colons are code, `fade::add`.
-    told = groups >= 3 or text[0] == "2" or text[:2].lower() in ("fe", "fd", "fc")
+    # Two names joined by colons are code, `fade::add`, and so are two numbers, `rows[2::2]`.
+    told = (
+        groups >= 3
+        or re.match(r"2[0-9A-Fa-f]{3}:", text) is not None
+        or text[:2].lower() in ("fe", "fd", "fc")
+    )
     return None if address.is_loopback or address.is_unspecified or not told else match.span()
 
 
@@ -215,6 +219,8 @@ def _leading_zero(match: re.Match[str]) -> Span | None:
         return None
     if _BOOK_NUMBER_BEFORE.search(match.string[max(0, match.start() - 10) : match.start()]):
         return None
+    if len(pairs) > 2 and all(len(part) == 4 and part[0] == "0" for part in pairs):
+        return None  # file modes, `0755 0644 0600`
     if len(pairs) > 3 and all(len(pair) == 2 for pair in pairs):
         # Five pairs are a French number; bytes and dates are more or fewer, or all small.
         return match.span() if len(pairs) == 5 and any(pair[0] != "0" for pair in pairs) else None
@@ -224,7 +230,10 @@ def _leading_zero(match: re.Match[str]) -> Span | None:
 
 
 def _after_a_word(match: re.Match[str]) -> Span | None:
-    return None if _DATE.match(match["it"]) else match.span("it")
+    text = match["it"]
+    years = all(re.fullmatch(r"(?:19|20)\d\d", part) for part in text.split())
+    amount = re.sub(r"\D", "", text).endswith("00000") or re.fullmatch(r"\d{1,2}\.\d{5,}", text)
+    return None if years or amount or _DATE.match(text) else match.span("it")
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

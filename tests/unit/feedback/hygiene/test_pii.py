@@ -119,3 +119,23 @@ def test_presidio_is_refused_where_it_is_absent():
         PiiConfig(engine="presidio")
     with pytest.raises(RuntimeError, match="pip install presidio-analyzer"):
         scrub_entities("Ann", "en", Counter())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rows[2::2] and xs[2::3]",
+        "Call 2000000 times",
+        "text is 3.14159265",
+        "call 2015 2016 2017",
+        "chmod with 0755 0644 0600",
+    ],
+)
+def test_code_and_numbers_stay(text: str) -> None:
+    assert scrub(text, PiiConfig()) == (text, Counter())
+
+
+def test_half_a_token_again_and_again_takes_linear_time() -> None:
+    started = time.process_time()
+    scrub("-eyJaaaaaaaa" * 25_000, PiiConfig())
+    assert time.process_time() - started < 2
