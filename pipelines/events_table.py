@@ -126,7 +126,7 @@ def added_since(
             if action.get("remove", {}).get("dataChange"):
                 return None
             add = action.get("add")
-            kind = add["partitionValues"]["kind"] if add else None
+            kind = str(add["partitionValues"]["kind"]) if add else ""
             if add and add["dataChange"] and (kinds is None or kind in kinds):
                 rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
                 found.append(EventFile(layout.events / unquote(add["path"]), kind, rows))
