@@ -232,7 +232,7 @@ class Delivery:
                 synced_s, owed = time.monotonic(), False
 
     def _spill_memory(self) -> bool:
-        """Moves to disk what is in the buffer, behind what is in flight to a receiver that does not answer.
+        """Moves to disk what is in the buffer, behind what was in flight to a receiver that does not answer.
 
         What is in flight to one that does answer stays there, or it would arrive twice.
 
@@ -241,7 +241,8 @@ class Delivery:
         """
         with self._gate:
             if self._flight and not self._up:
-                if not self._kept(self._flight):
+                # It was taken before what is on disk now.
+                if not self._kept(self._flight, first=True):
                     return False
                 self._flight = None
             with self._memory:
@@ -254,8 +255,8 @@ class Delivery:
                 self._buffered_bytes += size
         return False
 
-    def _kept(self, lines: list[bytes]) -> bool:
-        if self.spill.append(lines):
+    def _kept(self, lines: list[bytes], first: bool = False) -> bool:
+        if (self.spill.prepend if first else self.spill.append)(lines):
             self._counts["spilled"] += len(lines)
             return True
         self.complain("full", f"The spill {self.spill.folder} takes no more events; they wait in memory")

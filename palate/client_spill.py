@@ -1,7 +1,7 @@
 """Events that wait on disk until they can be delivered: appended at the end, taken from the front.
 
     <folder>/<time>-<pid>-<random>/lock          held (flock) by the process that the queue belongs to
-    <folder>/<time>-<pid>-<random>/000001.jsonl  segments: whole lines, oldest first; removed when delivered
+    <folder>/<time>-<pid>-<random>/100000001.jsonl  segments: whole lines, oldest first; removed when delivered
 
 A queue whose process has died is not locked, so the next client with the same folder takes it over and delivers it
 first. What had been delivered of a segment that was not yet removed is then delivered again: at least once, and
@@ -57,8 +57,8 @@ class _Queue:
     folder: Path
     lock: int
     segments: deque[_Segment]
-    count: int = 0
-    """Segments made so far."""
+    count: int = 10**8
+    """Number of the newest segment; lower ones are free for lines that go before all others."""
 
     @property
     def waits(self) -> bool:
@@ -121,6 +121,29 @@ class Spill:
             self._stop_writing()
         return False
 
+    def prepend(self, lines: list[bytes]) -> bool:
+        """Writes lines before all others of this process: they were taken first, and came back.
+
+        Returns:
+            As `append`.
+        """
+        if self._own is None or not self._own.waits:
+            return self.append(lines)
+        data = b"\n".join(lines) + b"\n"
+        if not self._fits(len(data)):
+            return False
+        number = int(self._own.segments[0].path.stem) - 1
+        path = self._own.folder / f"{number:09d}.jsonl"
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+        self._own.segments.appendleft(_Segment(path, len(data), adopted=False))
+        self._known_bytes += len(data)
+        return True
+
     def _fits(self, size: int) -> bool:
         """Looks at the whole folder, but only when the limit seems reached and at most once a second."""
         if self._known_bytes + size <= self.max_bytes:
@@ -148,7 +171,7 @@ class Spill:
             return segments[-1]
         self._stop_writing()
         self._own.count += 1
-        path = self._own.folder / f"{self._own.count:06d}.jsonl"
+        path = self._own.folder / f"{self._own.count:09d}.jsonl"
         self._writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         segments.append(_Segment(path, 0, adopted=False))
         return segments[-1]
