@@ -316,8 +316,10 @@ class Delivery:
             self.complain("adopt", f"Cannot look for what earlier processes left: {problem}")
 
     def _next(self) -> Chunk | list[bytes] | None:
-        """What to send now: the front of the spill, else the buffer, which is then in flight."""
+        """What to send now: what came back, else the front of the spill, else the buffer, then in flight."""
         with self._gate:
+            if self._flight:
+                return self._flight
             try:
                 chunk = self.spill.head(CHUNK_BYTES)
             except OSError as problem:
@@ -339,12 +341,7 @@ class Delivery:
             self._asked_s = None
             self._set_away(str(problem)[:500])
             if self._flight is chunk:
-                self._spill_memory()
-                if self._flight is chunk:  # no room on disk either: back to the front of the buffer
-                    with self._memory:
-                        self._buffer[:0] = self._flight
-                        self._buffered_bytes += sum(map(len, self._flight))
-                    self._flight = None
+                self._spill_memory()  # where there is no room on disk either, it stays in flight
 
     def _set_away(self, why: str) -> None:
         self._up, self._last_error = False, why
