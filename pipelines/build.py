@@ -120,7 +120,7 @@ def _build(layout: Layout, config: BuildConfig, tell: Progress, runner: RunnerCo
             tell("build", _STEPS, _STEPS)
             return unchanged
         last = None  # the dataset is damaged, and shares files with what is remembered: trust neither
-    files = [file for file in events_table.files(table) if file.kind in build_work.KINDS]
+    files = [file for file in events_table.files(table) if file.kind in events_table.KINDS]
     with staging_folder(layout, "build") as staging:
         made = build_work.worked(files, last, staging, config, runner)
         if last and not made.balances(files):

@@ -19,7 +19,7 @@ from feedback.joining import PROMPT_KEYS
 from feedback.preferences import PreferConfig
 
 from .affected import affected
-from .events_table import EventFile, added_since
+from .events_table import KINDS, EventFile, added_since
 from .grouping import decide, group_all
 from .groups_store import store as groups
 from .groups_store.keys import GROUP, group_keys, union
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     from .build import BuildConfig
     from .runner import RunnerConfig
-
-KINDS = ("interaction", "feedback", "dead_letter")
-"""Kinds of rows that are events."""
 
 _LARGEST_SHARE = 0.1
 _MOST_STORED = 3

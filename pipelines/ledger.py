@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import events_table, fates
-from .build_work import KINDS
+from .events_table import KINDS
 from .workspace import Layout
 
 if TYPE_CHECKING:
