@@ -36,6 +36,12 @@ def warm(shape: str) -> None:
         import_beam()
     for name in _MODULES[shape]:
         importlib.import_module(name)
+    if shape == "palate":  # the processes it has beside this one import as well
+        from concurrent.futures import wait
+
+        from pipelines import processes
+
+        wait(processes.start(processes.available()))
 
 
 def palate(path: Path, folder: Path) -> Counts:
@@ -46,7 +52,7 @@ def palate(path: Path, folder: Path) -> Counts:
     from pipelines import events_table
     from pipelines.build_transforms import Join, WriteJoined
     from pipelines.ingest import ingest
-    from pipelines.runner import run_pipeline
+    from pipelines.runner import RunnerConfig, given, run_pipeline
     from pipelines.workspace import Layout
 
     summary = ingest(path, source="palate_jsonl", workspace=folder / "workspace", now=NOW)
@@ -56,11 +62,12 @@ def palate(path: Path, folder: Path) -> Counts:
     staging, joined = folder / "staging", folder / "joined"
     staging.mkdir()
     joined.mkdir()
-    shards = max(1, min(8, summary.received // 20_000))
+    shards = max(1, min(64, summary.received // 20_000))
+    processes = RunnerConfig().processes(summary.received)
 
     def construct(pipeline: Any) -> None:
-        files = pipeline | beam.Create(events)
-        files | Join(staging, shards) | beam.ParDo(WriteJoined(joined))
+        files = pipeline | given(events)
+        files | Join(staging, shards, processes=processes) | beam.ParDo(WriteJoined(joined, processes))
 
     run_pipeline(construct)
     return {

@@ -279,17 +279,29 @@ def prompt_text(messages: Iterable[Message | Mapping[str, Any]]) -> str:
     counts.
     """
     pairs = [(m.role, m.content) if isinstance(m, Message) else (m["role"], m["content"]) for m in messages]
-    first = next((content for role, content in pairs if role == "user"), pairs[0][1] if pairs else "")
-    if not first.isascii():
-        first = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", first).casefold())
+    return folded(next((content for role, content in pairs if role == "user"), pairs[0][1] if pairs else ""))
+
+
+def folded(text: str) -> str:
+    """Text without case, compatibility forms, and white space other than single blanks between words."""
+    if text.isascii():
+        text = text.lower()
     else:
-        first = first.casefold()
-    return " ".join(first.split())
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    # Most text needs no more: the only white space that is printable is the blank.
+    if text.isprintable() and "  " not in text and text[:1] != " " and text[-1:] != " ":
+        return text
+    return " ".join(text.split())
 
 
 def prompt_key(messages: Iterable[Message | Mapping[str, Any]]) -> str:
     """The key that decides a prompt's split: sha256 of its `prompt_text`."""
-    return hashlib.sha256(prompt_text(messages).encode()).hexdigest()
+    return key_of_text(prompt_text(messages))
+
+
+def key_of_text(text: str) -> str:
+    """The prompt key of a prompt's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def render(messages: Iterable[Message | Mapping[str, Any]]) -> str:

@@ -34,7 +34,8 @@ _SAME_NOTATION = 1e16
 
 _Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 _Json = dict[str, Any]
-_NotNegative = Annotated[float, Meta(ge=0)]
+_Number = Annotated[float, Meta(gt=-_SAME_NOTATION, lt=_SAME_NOTATION)]
+_NotNegative = Annotated[float, Meta(ge=0, lt=_SAME_NOTATION)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
 
 # Optional fields are left out when null, as in the canonical form. Fields with a default that is written out
@@ -81,7 +82,7 @@ class _Interaction(
     prompt: Annotated[list[_Message], Meta(min_length=1)]
     completion: _Reply
     sampling: _Sampling | None = None
-    logprob: float | None = None
+    logprob: _Number | None = None
     tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
     propensity: _Share | None = None
     arm: str | None = None
@@ -108,9 +109,9 @@ class _Feedback(
 
 
 class _Rating(Struct, forbid_unknown_fields=True, gc=False):
-    value: float
-    lo: float
-    hi: float
+    value: _Number
+    lo: _Number
+    hi: _Number
 
 
 class _Vote(Struct, forbid_unknown_fields=True, gc=False):
@@ -128,17 +129,15 @@ class _Text(Struct, forbid_unknown_fields=True, gc=False):
 
 class _Outcome(Struct, forbid_unknown_fields=True, gc=False):
     metric: _Id
-    value: float
+    value: _Number
 
 
 _VALUES: Final[dict[str, Any]] = {
-    "thumb": Literal[1, -1],
     "rating": _Rating,
     "edit": _Text,
     "next_message": _Text,
     "comment": _Text,
     "outcome": _Outcome,
-    **dict.fromkeys(WITHOUT_VALUE, None),
 }
 _decode = msgspec.json.Decoder(_Interaction | _Feedback).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -168,21 +167,23 @@ def reader(*, now: datetime, limits: Limits) -> Callable[[bytes], Row | None]:
         if len(raw) > max_bytes:
             return None
         try:
-            event = _decode(raw)
-            moment = _moment(event)
-            plain = _plain_interaction(event) if isinstance(event, _Interaction) else _plain_feedback(event)
-            if not plain or moment > latest:
+            event: Any = _decode(raw)
+            said = event.__class__ is _Interaction
+            if _moment(event) > latest or not (_plain_interaction if said else _plain_feedback)(event):
                 return None
             body = _encode(event)
+            if not (body.isascii() or (said and _composed(event)) or _is_normalized("NFC", body.decode())):
+                return None
         except _NOT_PLAIN:
             return None
-        if b"\\" in raw and b"\\u0000" in body:
+        if b"\\" in body and b"\\u0000" in body:
             return None
         digest = _sha256(body).hexdigest()
-        if isinstance(event, _Interaction):
+        if said:
+            own = event.interaction_id
             return (
-                "interaction", event.interaction_id, digest, event.interaction_id, event.session_id,
-                event.user_id, event.agent, event.event_time, body, None, None, None,
+                "interaction", own, digest, own, event.session_id, event.user_id, event.agent,
+                event.event_time, body, None, None, None,
             )  # fmt: skip
         return (
             "feedback", event.feedback_id, digest, event.interaction_id, event.session_id, event.user_id,
@@ -219,58 +220,66 @@ def _moment(event: Any) -> datetime:
     return moment
 
 
-def _plain_interaction(event: _Interaction) -> bool:
-    if not _plain_ids(
-        f"{event.interaction_id}{event.session_id}{event.user_id}{event.agent}{event.parent_id}"
-    ):
-        return False
-    if event.prompt[-1].role == "assistant" or not _plain_message(event.completion):
-        return False
-    for message in event.prompt:
-        if not _plain_message(message):
-            return False
+# What follows looks at what types cannot say and the finished JSON does not show.
+
+
+def _plain_interaction(event: Any) -> bool:
     if event.uses != _ALL_USES:
         event.uses = sorted(set(event.uses))
-    model, sampling = event.model, event.sampling
-    if model is not None and not _plain_text(f"{model.name} {model.version} {model.adapter_digest}"):
-        return False
     return (
-        _plain_number(event.logprob)
-        and _plain_number(event.latency_ms)
-        and (sampling is None or _plain_number(sampling.temperature))
-        and (event.arm is None or _plain_text(event.arm))
+        event.prompt[-1].role != "assistant"
+        and _plain_ids(
+            f"{event.interaction_id}{event.session_id}{event.user_id}{event.agent}{event.parent_id}"
+        )
         and _plain_json(event.metadata)
+        and _plain_calls(event.completion)
+        and all(message.tool_calls is None or _plain_calls(message) for message in event.prompt)
     )
 
 
-def _plain_message(message: _Message) -> bool:
-    return (
-        _plain_text(message.content)
-        and (message.name is None or _plain_text(message.name))
-        and (message.reasoning is None or _plain_text(message.reasoning))
-        and (message.tool_calls is None or all(_plain_json(call) for call in message.tool_calls))
-    )
+def _composed(event: Any) -> bool:
+    """Whether the texts of an interaction are seen to be in NFC without decoding its JSON, which takes longest.
+
+    False says nothing: the JSON is looked at then. Quotes stand around every text there, and compose with
+    nothing, so all texts are in NFC when the JSON is; texts joined by quotes, likewise.
+    """
+    for message in event.prompt:
+        content = message.content
+        if not (content.isascii() or _is_normalized("NFC", content)) or message.tool_calls is not None:
+            return False
+        if message.name is not None or message.reasoning is not None:
+            return False
+    message = event.completion
+    content = message.content
+    if not (content.isascii() or _is_normalized("NFC", content)) or message.tool_calls is not None:
+        return False
+    model = event.model
+    rest = f'{event.arm}"{message.name}"{message.reasoning}"{event.metadata}'
+    if model is not None:
+        rest = f'{rest}"{model.name}"{model.version}"{model.adapter_digest}'
+    # What `repr` escapes is left for the JSON to show.
+    return rest.isascii() and "\\" not in rest
 
 
-def _plain_feedback(event: _Feedback) -> bool:
-    if not _plain_ids(
-        f"{event.feedback_id}{event.interaction_id}{event.session_id}{event.user_id}{event.retracts}"
-    ):
+def _plain_calls(message: _Message) -> bool:
+    return message.tool_calls is None or all(_plain_json(call) for call in message.tool_calls)
+
+
+def _plain_feedback(event: Any) -> bool:
+    ids = f"{event.feedback_id}{event.interaction_id}{event.session_id}{event.user_id}{event.retracts}"
+    if not (_plain_ids(ids) and _plain_json(event.metadata)):
         return False
-    if not _plain_json(event.metadata):
-        return False
-    if event.kind == "vote":
+    kind, value = event.kind, event.value
+    if kind == "vote":
         return _plain_vote(event)
     if event.interaction_id is None and event.session_id is None:
         return False
-    event.value = value = msgspec.convert(event.value, _VALUES[event.kind])
-    kind = value.__class__
-    if kind is _Rating:
-        span = max(-value.lo, value.hi)
-        return value.lo < value.hi and value.lo <= value.value <= value.hi and _plain_number(span)
-    if kind is _Text:
-        return _plain_text(value.text)
-    return kind is not _Outcome or (_plain_text(value.metric) and _plain_number(value.value))
+    if kind in WITHOUT_VALUE:
+        return value is None
+    if kind == "thumb":
+        return value.__class__ is int and (value == 1 or value == -1)
+    event.value = value = msgspec.convert(value, _VALUES[kind])
+    return value.__class__ is not _Rating or (value.lo < value.hi and value.lo <= value.value <= value.hi)
 
 
 def _plain_vote(event: _Feedback) -> bool:
@@ -291,34 +300,23 @@ def _plain_ids(ids: str) -> bool:
     return ids.isascii() and ids.isprintable() and " " not in ids
 
 
-def _plain_text(text: str) -> bool:
-    """Whether text is in NFC; NUL is looked for in the whole body."""
-    return text.isascii() or _is_normalized("NFC", text)
-
-
-def _plain_number(value: float | None) -> bool:
-    return value is None or -_SAME_NOTATION < value < _SAME_NOTATION
-
-
 def _plain_json(value: Any, depth: int = 0) -> bool:
-    """Whether free JSON is in NFC, within 64 bits and 64 levels, and its floats are written alike by all."""
-    kind = value.__class__
-    if kind is str:
-        return value.isascii() or _is_normalized("NFC", value)
-    if value is None or kind is bool:
-        return True
-    if kind is int:
-        return -(2**63) <= value < 2**64
-    if kind is float:
-        return _plain_number(value)
+    """Whether free JSON is within 64 bits and 64 levels, and its floats are written alike by all."""
     if depth >= _MAX_DEPTH:
         return False
-    if kind is dict:
-        for key, item in value.items():
-            if not (key.isascii() or _is_normalized("NFC", key)) or not _plain_json(item, depth + 1):
-                return False
-        return True
-    return all(_plain_json(item, depth + 1) for item in value)
+    for item in value.values() if value.__class__ is dict else value:
+        kind = item.__class__
+        if kind is str or item is None or kind is bool:
+            continue
+        if kind is int:
+            plain = -(2**63) <= item < 2**64
+        elif kind is float:
+            plain = -_SAME_NOTATION < item < _SAME_NOTATION
+        else:
+            plain = _plain_json(item, depth + 1)
+        if not plain:
+            return False
+    return True
 
 
 @contextmanager

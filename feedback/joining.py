@@ -10,12 +10,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feedback.events import compared, prompt_key
+from feedback.events import compared, folded, key_of_text
 from feedback.tables import EVENTS, Fate, fates_table
 
 KEYED: pa.Schema = EVENTS.append(pa.field("prompt_key", pa.string()))
@@ -102,9 +103,29 @@ def _same_as_previous(table: pa.Table, *columns: str) -> np.ndarray:
     return same
 
 
+class _Said(msgspec.Struct, gc=False):
+    role: str
+    content: str
+
+
+class _Prompted(msgspec.Struct, gc=False):
+    """The part of an interaction's body that its key needs; the rest is passed over and not built."""
+
+    prompt: list[_Said]
+
+
+_decode = msgspec.json.Decoder(_Prompted).decode
+
+
+def _first(prompt: list[_Said]) -> str:
+    """What `prompt_text` looks at, without a dictionary for each message."""
+    return next((said.content for said in prompt if said.role == "user"), prompt[0].content)
+
+
 def prompt_keys(interactions: pa.Table) -> pa.Table:
     """Id, session and prompt key of each interaction, in `PROMPT_KEYS`."""
-    keys = [prompt_key(orjson.loads(body)["prompt"]) for body in interactions.column("body").to_pylist()]
+    bodies = interactions.column("body").cast(pa.binary()).to_pylist()
+    keys = [key_of_text(folded(_first(_decode(body).prompt))) for body in bodies]
     ids = interactions.select(["interaction_id", "session_id"]).combine_chunks()
     return ids.append_column("prompt_key", pa.array(keys, pa.string())).cast(PROMPT_KEYS)
 

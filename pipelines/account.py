@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import dataset, fates, gaps
+from .damage import table_damage_told
 from .ledger import Ledger, balance
 from .lookup import find
 from .workspace import Layout
@@ -49,6 +50,7 @@ class Account:
         return asdict(self)
 
 
+@table_damage_told()
 def account(
     workspace: Path,
     *,
@@ -101,7 +103,10 @@ def _trained(
     if fates.built_from(layout) is None:
         return 0
     known = set(versions) & set(dataset.versions(layout.root))
-    learned = [dataset.load(layout.root, version).rows("train")["preference_id"] for version in sorted(known)]
+    learned = [
+        dataset.load(layout.root, version).rows("train", ["preference_id"])["preference_id"]
+        for version in sorted(known)
+    ]
     if not learned:
         return 0
     rows = fates.read(layout, columns=["fate", "preference_ids", "ingest_time"])
@@ -113,7 +118,12 @@ def _trained(
 
 
 def _gaps(layout: Layout, since: datetime | None, until: datetime | None) -> list[GapRow]:
-    rows = find(layout, lambda part: _within(part["ingest_time"], since, until), kinds=(gaps.KIND,))
+    rows = find(
+        layout,
+        lambda part: _within(part["ingest_time"], since, until),
+        columns=["ingest_time"],
+        kinds=(gaps.KIND,),
+    )
     names = ("partition", "offset", "detail", "ingest_time")
     return [GapRow(**row) for row in rows.select(names).sort_by("ingest_time").to_pylist()]
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from feedback.joining import PROMPT_KEYS
 from feedback.preferences import PreferConfig
 
+from . import processes
 from .affected import affected
 from .events_table import KINDS, EventFile, added_since
 from .grouping import decide, group_all
@@ -207,8 +208,11 @@ def _by_pipeline(
     files: Sequence[EventFile], rows: int, staging: Path, config: BuildConfig, runner: RunnerConfig | None
 ) -> Iterator[Part]:
     """The same by a Beam pipeline, for what does not fit in memory."""
-    from .runner import import_beam, run_pipeline
+    from .runner import RunnerConfig, import_beam, run_pipeline
 
+    runner = runner or RunnerConfig()
+    workers = runner.processes(rows)
+    processes.start(workers)  # they import while this process imports what it needs itself
     import_beam()
     from . import build_transforms as steps
 
@@ -217,7 +221,10 @@ def _by_pipeline(
     claims.mkdir()
     shards = max(1, min(config.shards, -(-rows // config.rows_per_shard)))
     run_pipeline(
-        lambda pipeline: steps.construct(pipeline, list(files), spills, claims, shards, config.prefer), runner
+        lambda pipeline: steps.construct(
+            pipeline, list(files), spills, claims, shards, config.prefer, runner, workers
+        ),
+        runner,
     )
     for claim in steps.read_claims(claims):
         yield steps.read_part(claim)

@@ -24,7 +24,7 @@ from feedback.errors import PalateError
 from feedback.sources import Partition
 from feedback.validation import Limits
 
-from . import events_table, gaps, sources
+from . import events_table, gaps, processes, sources
 from .continuity import advance, refuse_rewritten
 from .errors import BrokerError, OutrunError, PipelineError, disk_full, full_disk_error, last_line
 from .events_table import EventFile, Position
@@ -32,12 +32,15 @@ from .expectations import ExpectationsConfig
 from .kafka.dead_letters import DeadLettersConfig, send_new
 from .kafka.settings import is_url
 from .quality import QualityConfig
-from .runner import import_beam, run_pipeline
+from .ranges import Manner, Range, Sizes
+from .runner import IN_PROCESS, RunnerConfig, given, import_beam, run_pipeline
 from .workspace import Layout, staging_folder
 
 if TYPE_CHECKING:
-    from .ingest_transforms import Range, Receipt
-    from .runner import RunnerConfig
+    from .ingest_transforms import Receipt
+
+_RECORD_BYTES = 1_000
+"""What a record is taken to have, to tell large work from small."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -57,7 +60,8 @@ class IngestConfig(BaseModel):
     quality: QualityConfig = QualityConfig()
     """How many bad rows stop the loop before it trains; an ingest itself is never stopped by them."""
     batch_records: int = Field(default=50_000, ge=1)
-    """Records checked together. Below 5,000 the fixed 0.2 s of a Great Expectations run dominates."""
+    """Records checked and written together, over all partitions. Below 5,000 the fixed 0.2 s of a Great
+    Expectations run dominates."""
     batch_bytes: int = Field(default=64 * 2**20, ge=1)
     """Bytes after which a batch is closed early; bounds memory, which is about six times as much."""
     commit_records: int = Field(default=200_000, ge=1)
@@ -224,7 +228,9 @@ def _rounds(
         if not ranges and not expired:
             checked.update(before)
             return
-        receipts = _run(ranges, staging, work, now)
+        workers = (work.runner or RunnerConfig()).processes(_records(ranges))
+        processes.start(workers)  # they import while this process imports what it needs itself
+        receipts = _run(ranges, staging, work, now, workers)
         positions = {**{gap.partition: reached[gap.partition] for gap in expired}}
         positions |= advance(ranges, receipts, reached)
         staged = gaps.stage(expired, work.source, staging, now) + [
@@ -249,9 +255,6 @@ def _ranges(partitions: Sequence[Partition], work: Work, at: Mapping[str, Positi
     """What is left to read."""
     if all(at[part.id].offset >= part.end for part in partitions):
         return []  # without the seconds that importing Beam takes
-    import_beam()
-    from .ingest_transforms import Range
-
     return [
         Range(
             work.source,
@@ -267,27 +270,42 @@ def _ranges(partitions: Sequence[Partition], work: Work, at: Mapping[str, Positi
     ]
 
 
-def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime) -> list[Receipt]:
+def _records(ranges: Sequence[Range]) -> int:
+    """About how many records there are to be read."""
+    return sum(_bytes(each) for each in ranges) // _RECORD_BYTES
+
+
+def _bytes(each: Range) -> int:
+    """About how many bytes a range has, whatever its offsets count."""
+    part, length = each.partition, each.hi - each.lo
+    try:
+        return part.path.stat().st_size * length // max(1, part.end)
+    except OSError:  # no file, but a topic
+        return length * _RECORD_BYTES
+
+
+def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, workers: int) -> list[Receipt]:
     """One bounded Beam pipeline over all ranges of this round."""
     if not ranges:
         return []
+    import_beam()
     from . import ingest_transforms as steps
 
     folder = staging / "receipts"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     config = work.config
-    sizes = steps.Sizes(config.batch_records, config.batch_bytes, config.commit_records, config.commit_bytes)
+    sizes = Sizes(config.batch_records, config.batch_bytes, config.commit_records, config.commit_bytes)
+
+    manner = Manner(workers, in_process=(work.runner or RunnerConfig()).runner == IN_PROCESS)
 
     def construct(pipeline: Any) -> None:
-        import apache_beam as beam
-
         (
             pipeline
-            | "Ranges" >> beam.Create(list(ranges))
-            | "ReadBatches" >> steps.ReadBatches(sizes)
-            | "Validate" >> steps.Validate(config.limits, config.expectations, now)
-            | "WriteFiles" >> steps.WriteFiles(staging, folder)
+            | "Ranges" >> given(list(ranges), work.runner)
+            | "ReadBatches" >> steps.ReadBatches(sizes, staging, manner)
+            | "Validate" >> steps.Validate(config.limits, config.expectations, now, sizes, manner)
+            | "WriteFiles" >> steps.WriteFiles(staging, folder, manner)
         )
 
     run_pipeline(construct, work.runner)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import events_table, fates
+from .damage import table_damage_told
 from .events_table import KINDS
 from .workspace import Layout
 
@@ -59,6 +60,7 @@ class Ledger:
         return tuple(found)
 
 
+@table_damage_told()
 def balance(workspace: Path, since: datetime | None = None, until: datetime | None = None) -> Ledger:
     """Puts every row of the events table beside its fate.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from feedback.tables import EVENTS
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-# Conditions see these; bodies and raw bytes are read only of row groups that hold a match.
-_LARGE = ("body", "raw")
-
 
 def find(
     layout: Layout,
     wanted: Callable[[pa.Table], pa.Array],
     *,
+    columns: Sequence[str],
     kinds: Collection[str] | None = None,
     table: DeltaTable | None = None,
 ) -> pa.Table:
@@ -29,7 +27,9 @@ def find(
 
     Args:
         layout: the workspace; an empty table when nothing was ever ingested.
-        wanted: from rows in `EVENTS` without `body` and `raw` to a mask, one boolean a row.
+        wanted: from rows with only some columns of `EVENTS` to a mask, one boolean a row.
+        columns: those that the condition needs, without `kind`; the others are read only of row groups that
+            hold a match.
         kinds: only rows of these kinds; all when None.
         table: the snapshot to look at; the newest when None.
     """
@@ -41,16 +41,13 @@ def find(
         if not events_table.exists(layout):
             return EVENTS.empty_table()
         table = events_table.open_table(layout)
-    small = [name for name in EVENTS.names if name not in (*_LARGE, "kind")]
     found = [EVENTS.empty_table()]
     for file in events_table.files(table):
         if kinds is not None and file.kind not in kinds:
             continue
         with pq.ParquetFile(file.path) as parquet:
             for group in range(parquet.num_row_groups):
-                mask = pc.fill_null(
-                    wanted(_with_kind(parquet.read_row_group(group, small), file.kind)), False
-                )
+                mask = pc.fill_null(wanted(parquet.read_row_group(group, list(columns))), False)
                 if pc.any(mask).as_py():
                     rows = _with_kind(parquet.read_row_group(group).filter(mask), file.kind)
                     found.append(rows.select(EVENTS.names).cast(EVENTS))

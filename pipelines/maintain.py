@@ -7,6 +7,7 @@ table, state or dataset names and what is older than the retention, which is far
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from . import events_table, replay_batches
+from .damage import table_damage_told
 from .errors import PipelineError
 from .workspace import Layout, locked, sweep_staging
 
@@ -34,11 +36,11 @@ class MaintainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    target_file_mb: int = Field(default=128, ge=1)
+    target_file_mb: int = Field(default=128, ge=1, le=1_048_576)
     """Size that compaction aims at."""
     min_small_files: int = Field(default=8, ge=2)
     """With fewer files than this below half the target size, a kind of events is left as it is."""
-    retention_hours: int = Field(default=168, ge=0)
+    retention_hours: int = Field(default=168, ge=0, le=876_000)
     """How long a file stays that no table names: a reader of an older version may still need it, and an ingest
     that is running has moved files into place which its commit will name. Below 1 only where nothing else runs."""
     keep_validations: int = Field(default=50, ge=1)
@@ -57,6 +59,7 @@ class Step:
     note: str = ""
 
 
+@table_damage_told()
 def maintain(
     workspace: Path,
     config: MaintainConfig | None = None,
@@ -225,7 +228,7 @@ def _partials(layout: Layout, config: MaintainConfig, now: datetime, dry_run: bo
 def _validations(layout: Layout, config: MaintainConfig, dry_run: bool) -> Step:
     """Outcomes of checks beyond the newest; each is a page and a document."""
     pages = [path for path in (layout.root / VALIDATION).glob("*.html") if path.is_file()]
-    pages.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    pages.sort(key=_changed, reverse=True)
     old = [file for page in pages[config.keep_validations :] for file in (page.with_suffix(".json"), page)]
     return _removed("remove old outcomes of checks", old, dry_run)
 
@@ -233,7 +236,15 @@ def _validations(layout: Layout, config: MaintainConfig, dry_run: bool) -> Step:
 def _older(paths: Iterable[Path], now: datetime, config: MaintainConfig) -> list[Path]:
     """Those that were last changed before the retention."""
     before = (now - timedelta(hours=config.retention_hours)).timestamp()
-    return [path for path in paths if path.stat().st_mtime < before]
+    return [path for path in paths if _changed(path) < before]
+
+
+def _changed(path: Path) -> float:
+    """When a file or folder was last changed; never for one that its owner renamed or removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _removed(what: str, paths: Iterable[Path], dry_run: bool) -> Step:

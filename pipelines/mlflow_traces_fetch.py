@@ -2,8 +2,12 @@
 
 Feedback arrives after the trace it is about, and a server tells when a trace began, not when somebody judged it.
 So every fetch looks again at the traces of the last days (`rescan_s`), writes those that are new or changed
-since they were written last, and moves its cursor. A trace that is judged later than that window is missed
-unless a longer one is asked for once.
+since they were written last, and moves its cursor. There is one cursor an experiment, so that an experiment that
+is added later is read from its beginning. A trace that is judged later than that window is missed unless a longer
+one is asked for once.
+
+An assessment that was written before and is now gone, or says something else, is written once more beside its
+trace as one that holds no more (`"valid": false`), so that it is taken back.
 
 Delivery: at least once. The file appears whole before the cursor moves, so a fetch that was killed writes the
 same traces again; their events bear the same ids, and the build keeps one of each.
@@ -13,17 +17,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from feedback.sources.mlflow_traces import Config
+from feedback.sources.mlflow_traces import Config, signal_id
 
 from .errors import InputError, PipelineError
 from .workspace import fsync_path, write_atomically
@@ -37,12 +43,31 @@ CURSOR = "cursor.state"
 _CONNECT_S = 10.0
 _PAGE = 100
 """Traces asked for at once."""
-_SCHEMES = ("http://", "https://", "sqlite://", "postgresql://", "mysql://", "databricks")
+_URI = re.compile(
+    r"(https?|databricks|databricks-uc|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.*|databricks|databricks-uc",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def is_tracking_uri(place: str) -> bool:
-    """Whether that names an MLflow tracking server or store."""
-    return place.startswith(_SCHEMES)
+    """Whether that names an MLflow tracking server or store; what is a file or a folder here never does.
+
+    >>> is_tracking_uri("databricks://profile"), is_tracking_uri("databricks_traces.jsonl")
+    (True, False)
+    """
+    return _URI.fullmatch(place) is not None and not os.path.exists(place)  # noqa: PTH110 - never raises
+
+
+@dataclass
+class _Cursor:
+    """Up to when an experiment's traces were fetched, and what was written of those in the window.
+
+    Attributes:
+        seen: By trace, the digest of what was written and its assessments as they were.
+    """
+
+    until_ms: int = 0
+    seen: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,69 +109,111 @@ def fetch(uri: str, workspace: Path, *, now: datetime, config: Config | None = N
     config = config or Config()
     folder = folder_for(uri, workspace)
     folder.mkdir(parents=True, exist_ok=True)
-    until_ms, seen = _cursor(folder)
-    since_ms = max(0, until_ms - int(config.rescan_s * 1000))
+    cursors = _cursors(folder)
     now_ms = int(now.timestamp() * 1000)
-    known: dict[str, str] = {}
-    looked_at = written = unfinished = 0
+    counts = _Counts()
     part = folder / f".{os.getpid()}.part"
     try:
-        with part.open("wb") as file:
-            for trace in _traces(uri, since_ms, config):
-                looked_at += 1
-                if trace["info"].get("state") == "IN_PROGRESS":
-                    unfinished += 1
-                    continue
-                line = orjson.dumps(trace)
-                name, digest = trace["info"]["trace_id"], hashlib.sha256(line).hexdigest()
-                known[name] = digest
-                if seen.get(name) != digest:
-                    written += 1
-                    file.write(line + b"\n")
-        if written:
+        with part.open("wb") as file, _answering(uri):
+            client = _client(uri)
+            for experiment in _experiments(client, config):
+                before = cursors.get(experiment, _Cursor())
+                since_ms = max(0, before.until_ms - int(config.rescan_s * 1000))
+                after = _Cursor(now_ms)
+                for trace in _traces(client, experiment, since_ms):
+                    _take(trace, before, after, file, counts)
+                cursors[experiment] = after
+        if counts.written:
             content = hashlib.sha256(part.read_bytes()).hexdigest()[:12]
             fsync_path(part)
             part.rename(folder / f"traces-{now_ms}-{content}.jsonl")
             fsync_path(folder)
     finally:
         part.unlink(missing_ok=True)
-    write_atomically(folder / CURSOR, orjson.dumps({"until_ms": now_ms, "seen": known}))
-    return Fetched(folder, looked_at, written, unfinished)
+    _keep(folder, cursors)
+    return Fetched(folder, **vars(counts))
 
 
-def _cursor(folder: Path) -> tuple[int, dict[str, str]]:
-    """Up to when traces were fetched, and the digests of those in the window; all from the start if unknown."""
+@dataclass
+class _Counts:
+    looked_at: int = 0
+    written: int = 0
+    unfinished: int = 0
+
+
+def _take(trace: dict[str, Any], before: _Cursor, after: _Cursor, file: IO[bytes], counts: _Counts) -> None:
+    """Writes a trace that is new or changed, and notes what is known of it from now on."""
+    counts.looked_at += 1
+    name = trace["info"]["trace_id"]
+    known = before.seen.get(name)
+    if trace["info"].get("state") == "IN_PROGRESS":
+        counts.unfinished += 1
+        return
+    digest = hashlib.sha256(orjson.dumps(trace)).hexdigest()
+    after.seen[name] = (digest, trace["info"].get("assessments") or [])
+    if known is None or known[0] != digest:
+        counts.written += 1
+        file.write(orjson.dumps(_with_withdrawn(trace, known[1] if known else [])) + b"\n")
+
+
+def _with_withdrawn(trace: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trace, and with it those assessments of earlier that are gone or say something else now."""
+    now = trace["info"].get("assessments") or []
+    stands = {signal_id(assessment) for assessment in now}
+    gone = [{**one, "valid": False} for one in before if signal_id(one) not in stands]
+    return {**trace, "info": {**trace["info"], "assessments": [*now, *gone]}} if gone else trace
+
+
+def _cursors(folder: Path) -> dict[str, _Cursor]:
+    """The cursor of each experiment that was fetched; what cannot be read is fetched anew from the start."""
     try:
-        state = orjson.loads((folder / CURSOR).read_bytes())
-        return int(state["until_ms"]), dict(state["seen"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, {}
+        state = orjson.loads((folder / CURSOR).read_bytes())["experiments"]
+        return {
+            experiment: _Cursor(int(one["until_ms"]), {name: tuple(was) for name, was in one["seen"].items()})
+            for experiment, one in state.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
-def _traces(uri: str, since_ms: int, config: Config) -> Iterator[dict[str, Any]]:
+def _keep(folder: Path, cursors: dict[str, _Cursor]) -> None:
+    state = {experiment: vars(cursor) for experiment, cursor in cursors.items()}
+    write_atomically(folder / CURSOR, orjson.dumps({"experiments": state}))
+
+
+def _traces(client: Any, experiment: str, since_ms: int) -> Iterator[dict[str, Any]]:
+    token: str | None = None
+    while True:
+        page = client.search_traces(
+            locations=[experiment],
+            filter_string=f"trace.timestamp_ms >= {since_ms}",
+            order_by=["timestamp_ms ASC"],
+            max_results=_PAGE,
+            page_token=token,
+        )
+        for trace in page:
+            yield trace.to_dict()
+        token = page.token
+        if not token:
+            return
+
+
+@contextmanager
+def _answering(uri: str) -> Iterator[None]:
+    """Says of what MLflow's client raises that the server does not give its traces."""
     _reach(uri)
     from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
 
     try:
-        client = MlflowClient(tracking_uri=uri)
-        experiments = _experiments(client, config)
-        token: str | None = None
-        while experiments:
-            page = client.search_traces(
-                locations=experiments,
-                filter_string=f"trace.timestamp_ms >= {since_ms}",
-                order_by=["timestamp_ms ASC"],
-                max_results=_PAGE,
-                page_token=token,
-            )
-            for trace in page:
-                yield trace.to_dict()
-            token = page.token
-            if not token:
-                return
+        yield
     except MlflowException as error:
         raise _unanswered(uri, str(error).splitlines()[0]) from error
+
+
+def _client(uri: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
 
 
 def _reach(uri: str) -> None:
@@ -175,7 +242,7 @@ def _unanswered(uri: str, why: str) -> PipelineError:
 
 def _experiments(client: Any, config: Config) -> list[str]:
     """Ids of the experiments asked for."""
-    ids = {}
+    ids: dict[str, str] = {}
     token = None
     while True:
         page = client.search_experiments(page_token=token)

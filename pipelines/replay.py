@@ -20,6 +20,7 @@ from feedback.tables import to_table
 from feedback.validation import Rejected, parse
 
 from . import replay_batches, sources
+from .damage import table_damage_told
 from .errors import InputError
 from .ingest import IngestConfig, IngestSummary, Progress, ingest
 from .lookup import find
@@ -75,6 +76,7 @@ class ReplaySummary:
     """None in a dry run, or when nothing passes."""
 
 
+@table_damage_told()
 def replay(
     workspace: Path,
     letters: Letters,
@@ -101,6 +103,7 @@ def replay(
 
     Raises:
         InputError: `edit` failed on a letter, or a repaired letter does not exist; nothing was changed.
+        DiskFullError: no space; nothing was replayed.
     """
     layout = Layout(Path(workspace).resolve())
     with locked(layout.staging / ".replay"):  # two at once would both find a letter not yet replayed
@@ -140,10 +143,10 @@ def load_edit(name: str) -> Edit:
     module, _, attribute = name.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a user's own module, which may raise anything while it is imported
         raise InputError(
             "The function that edits dead letters could not be imported.",
-            got=f"{name} ({error})",
+            got=f"{name} ({type(error).__name__}: {error})",
             allowed="module:function, taking (raw, reason, detail) and giving bytes or None",
         ) from error
     if not callable(function):
@@ -159,6 +162,9 @@ def meant(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # A shell may hand over bytes that are no text; no letter has such a reason.
+    reasons = pa.array([reason.encode(errors="replace").decode() for reason in letters.reasons], pa.string())
+
     def wanted(rows: pa.Table) -> pa.Array:
         mask: Any = pa.array([True] * rows.num_rows)
         if letters.since is not None:
@@ -166,10 +172,10 @@ def meant(
         if letters.until is not None:
             mask = pc.and_(mask, pc.less(rows["ingest_time"], _moment(letters.until)))
         if letters.reasons:
-            mask = pc.and_(mask, pc.is_in(rows["reason"], value_set=pa.array(list(letters.reasons))))
+            mask = pc.and_(mask, pc.is_in(rows["reason"], value_set=reasons))
         return mask
 
-    found = find(layout, wanted, kinds=("dead_letter",))
+    found = find(layout, wanted, columns=["ingest_time", "reason"], kinds=("dead_letter",))
     rows = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
     if repaired is None:
         return rows

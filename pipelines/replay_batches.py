@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from feedback.sources import Partition, Record, require
 
 from . import events_table
+from .errors import PipelineError, disk_full, full_disk_error, last_line
 from .workspace import Layout, write_atomically
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def write(layout: Layout, letters: Sequence[tuple[Key, bytes]]) -> Path:
     Args:
         layout: the workspace.
         letters: where each letter lies, and what to read in its place; ordered by place.
+
+    Raises:
+        DiskFullError: no space; there is no batch.
     """
     import pyarrow as pa
 
@@ -65,8 +69,15 @@ def write(layout: Layout, letters: Sequence[tuple[Key, bytes]]) -> Path:
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table, max_chunksize=10_000)
     path = folder(layout) / f"{digest.hexdigest()[:16]}{_SUFFIX}"
-    if not path.is_file():
-        write_atomically(path, sink.getvalue().to_pybytes())
+    content = sink.getvalue().to_pybytes()
+    if not path.is_file() or path.read_bytes() != content:  # one that nobody read yet may have been damaged
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            if disk_full(error):
+                again = "free some space and run the same command again"
+                raise full_disk_error(layout.root, again) from error
+            raise
     return path
 
 
@@ -105,7 +116,8 @@ def replays(layout: Layout, letters: Sequence[Key] | None = None) -> dict[Key, t
     found: dict[Key, tuple[Key, ...]] = {}
     for path in batches:
         name = f"{PREFIX}{path.stem}"
-        for number, place in enumerate(_places(path)[: read_until(table, path)]):
+        read = read_until(table, path)
+        for number, place in enumerate(_places(path)[:read] if read else ()):
             if asked is None or place in asked:
                 found[place] = (*found.get(place, ()), (name, number))
     return found
@@ -118,9 +130,20 @@ def read_until(table: DeltaTable, path: Path) -> int:
 
 @lru_cache(maxsize=16)
 def _places(path: Path) -> list[Key]:
-    """Where the letters of a batch lie; batches never change."""
+    """Where the letters of a batch lie; batches never change.
+
+    Raises:
+        PipelineError: the file is damaged; which letters were replayed cannot be told without it.
+    """
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-        return list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+            return list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise PipelineError(
+            "A batch of replayed dead letters is damaged, so it is not known which letters it holds.",
+            got=f"{path}: {last_line(error)[:200]}",
+            next_step="restore the file from a copy of the workspace",
+        ) from error

@@ -8,29 +8,40 @@ from pathlib import Path
 import orjson
 
 from . import replay_batches
-from .errors import InputError
+from .errors import InputError, disk_full, full_disk_error
 from .replay import Letters, meant
 from .replay_batches import Key
 from .workspace import Layout
 
+_NAMED = ("partition", "offset", "reason", "detail", "event_id", "ingest_time")
+
 
 def export(workspace: Path, letters: Letters, path: Path) -> int:
-    """Writes dead letters that were not replayed as JSON lines, to be mended and given to `repaired`.
+    """Writes dead letters that were not replayed as JSON lines, to be mended and given to `repaired_letters`.
 
     Returns:
-        How many were written.
+        How many were written: all, or none and no file, so that nothing is mended that is not whole.
+
+    Raises:
+        FileExistsError: there is something at `path`; it was not touched.
+        DiskFullError: no space.
     """
     layout = Layout(Path(workspace).resolve())
     done = replay_batches.replays(layout)
-    count = 0
-    with path.open("xb") as stream:
-        for row in meant(layout, letters):
-            if (row["partition"], row["offset"]) in done:
-                continue
-            names = ("partition", "offset", "reason", "detail", "event_id", "ingest_time")
-            stream.write(orjson.dumps({**{name: row[name] for name in names}, **_text(row["raw"])}) + b"\n")
-            count += 1
-    return count
+    rows = [row for row in meant(layout, letters) if (row["partition"], row["offset"]) not in done]
+    try:
+        with path.open("xb") as stream:
+            for row in rows:
+                named = {name: row[name] for name in _NAMED}
+                stream.write(orjson.dumps({**named, **_text(row["raw"])}) + b"\n")
+    except FileExistsError:
+        raise
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if disk_full(error):
+            raise full_disk_error(path.parent, "free some space and export again") from error
+        raise
+    return len(rows)
 
 
 def repaired_letters(path: Path) -> dict[Key, bytes]:
@@ -63,7 +74,7 @@ def _repaired_line(path: Path, number: int, line: bytes) -> tuple[Key, bytes]:
     try:
         value = orjson.loads(line)
         key = (value["partition"], value["offset"])
-        if not isinstance(key[0], str) or not isinstance(key[1], int):
+        if not isinstance(key[0], str) or type(key[1]) is not int:
             raise TypeError("partition or offset of the wrong type")
         if "raw" in value:
             raw = value["raw"]

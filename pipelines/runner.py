@@ -22,9 +22,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .errors import PipelineError
+from .processes import available
 
 IN_PROCESS = "in_process"
 DASK = "dask"
+_WORTH_PROCESSES = 25_000
+"""Records that take about as long as starting the processes."""
 _CHATTY = ("apache_beam", "great_expectations")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _FN_API = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -38,11 +41,17 @@ class RunnerConfig(BaseModel):
 
     runner: str = IN_PROCESS
     """`in_process`, `dask`, or the class of another runner as `module.Class`."""
-    workers: int = Field(default=1, ge=1)
-    """Worker processes of the in-process runner. Only ingest of several files or partitions gains by more than
-    one, and each takes seconds to start; other runners have options of their own for this."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes that the in-process runner has beside this one for large work: as many as there are cores by
+    default, 1 for none. Other runners have options of their own for this."""
     options: tuple[str, ...] = ()
     """Options for that runner as on its command line, e.g. `--flink_master=host:8081`."""
+
+    def processes(self, records: int) -> int:
+        """Processes to start beside this one for so many records; 0 where they would not pay for their start."""
+        if self.runner != IN_PROCESS or self.workers == 1 or records < _WORTH_PROCESSES:
+            return 0
+        return self.workers or available()
 
     @field_validator("runner")
     @classmethod
@@ -50,6 +59,13 @@ class RunnerConfig(BaseModel):
         if runner in (IN_PROCESS, DASK) or _CLASS.fullmatch(runner):
             return runner
         raise ValueError(f"a runner is {IN_PROCESS}, {DASK} or module.Class")
+
+
+def given(values: list[Any], config: RunnerConfig | None = None) -> Any:
+    """The transform that a pipeline begins with: these elements, spread over the workers of a cluster."""
+    import apache_beam as beam
+
+    return beam.Create(values, reshuffle=(config or RunnerConfig()).runner != IN_PROCESS)
 
 
 def run_pipeline(construct: Callable[[Any], None], config: RunnerConfig | None = None) -> None:
@@ -92,8 +108,6 @@ def _pipeline(config: RunnerConfig) -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     flags = list(config.options)
-    if config.runner == IN_PROCESS and config.workers > 1:
-        flags += [f"--direct_num_workers={config.workers}", "--direct_running_mode=multi_processing"]
     if config.runner == DASK and not any("dask_npartitions" in flag for flag in flags):
         flags.append("--dask_partition_size=1")  # else up to 128 ranges are one task
     # A list even when empty, or Beam would read this program's own command-line arguments.

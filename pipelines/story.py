@@ -17,6 +17,7 @@ import orjson
 from feedback.events import compared
 
 from . import fates, replay_batches
+from .damage import table_damage_told
 from .ledger import NOT_BUILT
 from .lookup import find
 from .story_datasets import DatasetUse, PreferenceRow, resting_on
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARS = 200
 _SIGNALS = 50
+_AT = ["partition", "offset"]
+_OFFSET_DIGITS = 18
+"""More is no offset: they are numbers of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Story:
     """Dataset versions that could not be looked into."""
 
 
+@table_damage_told()
 def story(workspace: Path, event_id: str) -> Story:
     """Collects what became of an event.
 
@@ -98,6 +103,8 @@ def story(workspace: Path, event_id: str) -> Story:
             readable id are found only so.
     """
     layout = Layout(Path(workspace).resolve())
+    if not _is_text(event_id):
+        return Story(event_id)
     rows = _rows(layout, event_id)
     if rows.num_rows == 0:
         return Story(event_id)
@@ -122,19 +129,17 @@ def _rows(layout: Layout, event_id: str) -> pa.Table:
             mask = pc.or_(mask, pc.fill_null(at, False))
         return mask
 
-    rows = find(layout, wanted)
+    rows = find(layout, wanted, columns=["event_id", *_AT])
     linked = _linked(layout, rows)
     if linked:
-        more = find(layout, lambda part: _at(part, linked))
+        more = find(layout, lambda part: _at(part, linked), columns=_AT)
         rows = pa.concat_tables([rows, more])
     return rows.sort_by([("ingest_time", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
 
 
 def _linked(layout: Layout, rows: pa.Table) -> list[Place]:
     """Where the dead letters of these replays, and the replays of these dead letters, lie."""
-    known = {
-        Place(row["partition"], row["offset"]) for row in rows.select(["partition", "offset"]).to_pylist()
-    }
+    known = {Place(row["partition"], row["offset"]) for row in rows.select(_AT).to_pylist()}
     found: set[Place] = set()
     for place in known:
         origin = replay_batches.origin(layout, place.partition, place.offset)
@@ -157,9 +162,20 @@ def _at(rows: pa.Table, places: Sequence[Place]) -> pa.Array:
     return mask
 
 
+def _is_text(text: str) -> bool:
+    """Whether an event can have it as its id; a shell may hand over bytes that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _place(text: str) -> Place | None:
     partition, at, offset = text.rpartition("@")
-    return Place(partition, int(offset)) if at and offset.isascii() and offset.isdigit() else None
+    if not at or not (offset.isascii() and offset.isdigit()) or len(offset) > _OFFSET_DIGITS:
+        return None
+    return Place(partition, int(offset))
 
 
 def _arrivals(layout: Layout, rows: Sequence[Mapping[str, Any]]) -> Iterator[Arrival]:
@@ -231,7 +247,8 @@ def _related(layout: Layout, rows: Sequence[Mapping[str, Any]]) -> Iterator[Rela
         near = pc.is_in(part["interaction_id"], value_set=about)
         return pc.or_(near, pc.is_in(part["session_id"], value_set=of_session))
 
-    near = find(layout, wanted, kinds=("interaction", "feedback")).to_pylist()
+    columns, kinds = ["interaction_id", "session_id"], ("interaction", "feedback")
+    near = find(layout, wanted, columns=columns, kinds=kinds).to_pylist()
     arrived = {row["event_id"]: row for row in near if row["kind"] == "interaction"}
     others = {
         row["event_id"]: row for row in near if row["kind"] == "feedback" and row["event_id"] not in signals

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import dataset
+from .dataset import Dataset
 from .errors import DatasetError
 from .workspace import Layout
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _SHOWN_CHARS = 200
+_NAMED = ("preference_id", "split")
+_SHOWN = (*_NAMED, "rule", "margin", "weight", "label", "chosen", "rejected")
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,19 @@ def resting_on(
     uses: list[DatasetUse] = []
     damaged: list[str] = []
     try:
-        newest: str | None = dataset.load(layout.root).version
+        newest: str | None = dataset.load(layout.root, contents=False).version
     except DatasetError:
         newest = None
     for version in dataset.versions(layout.root) if ids else []:
         try:
-            known = dataset.load(layout.root, version)
-        except DatasetError:
+            known = dataset.load(layout.root, version, contents=False)
+            rows = list(_rows_on(known, ids, found))
+        except (DatasetError, OSError, ValueError):
             damaged.append(version)
             continue
         counts: dict[str, int] = {}
-        for row in _rows_on(known.rows(), ids).to_pylist():
-            found[row["preference_id"]] = row
+        for row in rows:
+            found.setdefault(row["preference_id"], row)
             holders.setdefault(row["preference_id"], []).append(version)
             counts[row["split"]] = counts.get(row["split"], 0) + 1
         if counts:
@@ -70,21 +74,39 @@ def resting_on(
             uses.append(DatasetUse(version, created, version == newest, dict(sorted(counts.items()))))
     uses.sort(key=lambda use: use.created)
     order = {use.version: number for number, use in enumerate(uses)}
-    rows = tuple(
+    shown = tuple(
         _preference(row, tuple(sorted(holders[key], key=order.__getitem__)))
         for key, row in sorted(found.items())
     )
-    return rows, tuple(uses), tuple(damaged)
+    return shown, tuple(uses), tuple(damaged)
 
 
-def _rows_on(rows: pa.Table, ids: Sequence[str]) -> pa.Table:
-    """The preference rows whose evidence names one of these events."""
+def _rows_on(known: Dataset, ids: Sequence[str], told: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The preference rows whose evidence names one of these events.
+
+    Evidence is read of all rows, the rest only of row groups with a match, and texts only of rows that were not
+    `told` before: a row is named by its content. Pages are verified as they are read.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
-    evidence = rows["evidence"].combine_chunks()
-    named = pc.is_in(pc.list_flatten(evidence), value_set=pa.array(list(ids), pa.string()))
-    return rows.take(pc.unique(pc.list_parent_indices(evidence).filter(named)))
+    names = pa.array(list(ids), pa.string())
+    for path, keep in known.files():
+        with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+            first = 0
+            for group in range(parquet.num_row_groups):
+                evidence = parquet.read_row_group(group, ["evidence"])["evidence"].combine_chunks()
+                named = pc.is_in(pc.list_flatten(evidence), value_set=names)
+                places = pc.unique(pc.list_parent_indices(evidence).filter(named)).to_numpy()
+                places = places[keep[first + places]]
+                first += len(evidence)
+                if len(places) == 0:
+                    continue
+                rows = parquet.read_row_group(group, list(_NAMED)).take(places)
+                if not all(name in told for name in rows["preference_id"].to_pylist()):
+                    rows = parquet.read_row_group(group, list(_SHOWN)).take(places)
+                yield from rows.to_pylist()
 
 
 def _preference(row: Mapping[str, Any], versions: tuple[str, ...]) -> PreferenceRow:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
 from palate.wording import counted
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 SinceOption = Annotated[
     str | None, typer.Option(help="First moment of arrival: 2026-03-01, an RFC 3339 time, or 24h, 7d ago.")
@@ -30,19 +33,38 @@ def ledger(
     """Balance what arrived against where it ended; fails when an event has no fate or more than one."""
     from palate import context as context_module
     from palate import lineage
-    from palate.timespan import moment
     from pipelines import account
 
     context = open_context(config, set_, json_)
-    now = context_module.now()
+    since_, until_ = time_range(since, until, now=context_module.now())
     used = {run.dataset_version for run in lineage.runs(context.project) if run.trained}
-    found = account.account(
-        context.project.dir, since=moment(since, now=now), until=moment(until, now=now), trained_on=used
-    )
+    found = account.account(context.project.dir, since=since_, until=until_, trained_on=used)
     _print(context.out, found, since, until)
     code = 0 if found.balanced else 1
     context.out.result({"ok": code == 0, "exit_code": code, **found.document()})
     return code
+
+
+def time_range(
+    since: str | None, until: str | None, *, now: datetime
+) -> tuple[datetime | None, datetime | None]:
+    """The moments that the two options mean.
+
+    Raises:
+        ConfigError: one of them is no moment, or nothing can have arrived between them.
+    """
+    from palate.config import ConfigError
+    from palate.timespan import moment
+
+    found = moment(since, now=now), moment(until, now=now)
+    if found[0] is not None and found[1] is not None and found[0] >= found[1]:
+        raise ConfigError(
+            "Nothing can have arrived between these moments.",
+            got=f"--since {since} is {found[0]:%Y-%m-%d %H:%M:%S} UTC, "
+            f"--until {until} is {found[1]:%Y-%m-%d %H:%M:%S} UTC",
+            allowed="--since earlier than --until",
+        )
+    return found
 
 
 def _print(out: Any, found: Any, since: str | None, until: str | None) -> None:

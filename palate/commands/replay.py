@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palate.commands.ledger import SinceOption, UntilOption
+from palate.commands.ledger import SinceOption, UntilOption, time_range
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
 from palate.wording import counted
 
@@ -48,23 +49,17 @@ def replay(
 ) -> int:
     """Validate dead letters again; those that pass now become events, each once, and are linked to their letter."""
     from palate import context as context_module
-    from palate.config import ConfigError
     from palate.loop import DONE, NOTHING_NEW
-    from palate.timespan import moment
     from pipelines import replay as replays
     from pipelines import replay_files
 
-    if not dead_letters and from_ is None:
-        raise ConfigError(
-            "Say what to replay.",
-            allowed="--dead-letters or --from",
-            next_step="palate replay --dead-letters --dry-run",
-        )
+    _refuse_unclear(dead_letters or from_ is not None, export is not None, from_ or edit_with)
     context = open_context(config, set_, json_)
     now = context_module.now()
-    letters = replays.Letters(moment(since, now=now), moment(until, now=now), tuple(reason or ()))
+    letters = replays.Letters(*time_range(since, until, now=now), tuple(reason or ()))
     if export is not None:
         return _export(context.out, context.project.dir, letters, export)
+    sys.path.append(str(Path.cwd()))  # where a project's own modules lie
     edit = replays.load_edit(edit_with) if edit_with else None
     mended = replay_files.repaired_letters(from_) if from_ else None
     with context.out.stage("Replay dead letters", "partitions") as advance:
@@ -85,6 +80,24 @@ def replay(
     code = DONE if summary.passing else NOTHING_NEW
     context.out.result({"ok": True, "exit_code": code, "dry_run": dry_run, **_document(summary)})
     return code
+
+
+def _refuse_unclear(anything: bool, export: bool, other_source: object) -> None:
+    """Options that do not say what is to be done."""
+    from palate.config import ConfigError
+
+    if not anything:
+        raise ConfigError(
+            "Say what to replay.",
+            allowed="--dead-letters or --from",
+            next_step="palate replay --dead-letters --dry-run",
+        )
+    if export and other_source:
+        raise ConfigError(
+            "--export only writes letters down, as they are.",
+            got="--export with --from or --edit-with",
+            allowed="one of them at a time",
+        )
 
 
 def _export(out: Out, workspace: Path, letters: Letters, path: Path) -> int:

@@ -5,18 +5,22 @@
     rows.parquet    the preference rows of the groups
     index.bin       numpy arrays one after another, mapped too; `manifest.json` says where each lies
 
-`INDEX` lists the arrays. A segment is written in staging and renamed into place by its caller; the manifest
-holds sizes and checksums.
+`INDEX` lists the arrays. A segment is written in staging and renamed into place by its caller. The manifest holds
+sizes and checksums, of itself too; opening a segment reads its files once and compares them, at the speed of memory
+where they were read lately, so that what a disk has damaged is never built upon.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -63,8 +67,11 @@ INDEX: dict[str, str] = {
 """The arrays of a segment."""
 
 
+_BLOCK_BYTES = 1 << 20
+
+
 class SegmentError(PipelineError):
-    """A segment is missing, cut off or of another make; the caller builds from the events table instead."""
+    """A segment is missing, damaged or of another make; the caller builds from the events table instead."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +134,20 @@ class Segment:
 
 
 def open_segment(path: Path) -> Segment:
-    """Opens a segment.
+    """Opens a segment after comparing all of it with its checksums.
 
     Raises:
-        SegmentError: a file is missing or has another size than it was written with.
+        SegmentError: a file is missing or is not as it was written.
     """
     try:
         manifest = orjson.loads((path / MANIFEST).read_bytes())
-        sizes = {name: (path / name).stat().st_size for name in (EVENTS, ROWS, ARRAYS)}
-        sound = all(sizes[name] == manifest["files"][name]["bytes"] for name in sizes)
-        sound = sound and set(manifest["arrays"]) == set(INDEX)
-        if not sound:
-            raise SegmentError("A segment was changed or cut off.", got=path.name)
+        if manifest["digest"] != manifest_digest(manifest) or set(manifest["arrays"]) != set(INDEX):
+            raise SegmentError("A segment was changed, or is of another make.", got=path.name)
+        for name in (EVENTS, ROWS, ARRAYS):
+            wanted = manifest["files"][name]
+            # The size first: what was cut off need not be read.
+            if (path / name).stat().st_size != wanted["bytes"] or checksum(path / name) != wanted["crc32c"]:
+                raise SegmentError("A segment was changed or cut off.", got=f"{path.name}/{name}")
         segment = Segment(path, manifest)
         segment.map()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -146,3 +155,18 @@ def open_segment(path: Path) -> Segment:
             raise
         raise SegmentError("A segment cannot be opened.", got=f"{path.name}: {error}") from error
     return segment
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its own digest."""
+    rest = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def checksum(path: Path) -> int:
+    """CRC-32C of a file. Read and not mapped, so that it costs no memory."""
+    found, block = 0, bytearray(_BLOCK_BYTES)
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(block):
+            found = crc32c.crc32c(memoryview(block)[:count], found)
+    return found

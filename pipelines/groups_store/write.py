@@ -76,7 +76,11 @@ class SegmentWriter:
         self._groups = self._events_written = self._rows_written = self._made = 0
         self._events = pa.ipc.new_file(str(folder / segment.EVENTS), segment.STORED)
         self._rows = pq.ParquetWriter(
-            folder / segment.ROWS, PREFERENCES, compression="zstd", compression_level=1
+            folder / segment.ROWS,
+            PREFERENCES,
+            compression="zstd",
+            compression_level=1,
+            write_page_checksum=True,
         )
 
     def add(self, part: Part) -> None:
@@ -124,6 +128,7 @@ class SegmentWriter:
             "arrays": places,
             "files": files,
         }
+        manifest["digest"] = segment.manifest_digest(manifest)
         (self.folder / segment.MANIFEST).write_bytes(orjson.dumps(manifest))
         for name in (*_FILES, segment.MANIFEST):
             fsync_path(self.folder / name)
@@ -235,4 +240,4 @@ def _sorted_pair(keys: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.n
 def _described(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": digest, "crc32c": segment.checksum(path)}

@@ -63,6 +63,10 @@ def test_letters_are_asked_for_mended_and_accounted_for(palate: Palate, events: 
     assert (letter["kind"], letter["fate_reason"]) == ("dead_letter", "missing_field")
     assert said("replay").code == 2
     assert said("replay", "--dead-letters", "--since", "1h", "--dry-run").json["letters"] == 12
+    (tmp_path / "my_mending.py").write_text("def same(raw, reason, detail):\n    return raw\n")
+    edit = ("--edit-with", "my_mending:same")
+    assert said("replay", "--dead-letters", *edit, "--dry-run").json["letters"] == 12
+    assert said("replay", "--dead-letters", *edit, "--export", "letters.jsonl").code == 2
     assert (
         said("replay", "--dead-letters", "--reason", "missing_field", "--export", "letters.jsonl").code == 0
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -176,10 +177,10 @@ def test_no_room_for_a_file(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 64 KiB."""
+    """A real file system of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -191,11 +192,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(small_disk: Path, folder: Path, undisturbed: dict[str, Any]) -> None:
     workspace = small_disk / "w"
     filler = small_disk / "filler"
-    filler.write_bytes(b"x" * 40_000)
+    filler.write_bytes(b"x" * 232_000)
     with pytest.raises(DiskFullError, match="No space"):
         ingest(folder, source="palate_jsonl", workspace=workspace, now=NOW)
     filler.unlink()
     ingest(folder, source="palate_jsonl", workspace=workspace, now=NOW)
+    filler.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 8_192))
     with pytest.raises(DiskFullError, match="palate build"):
         build(workspace=workspace)
     assert balance(workspace).balanced

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from palate.commands.ledger import time_range
 from palate.config import ConfigError
 from palate.timespan import moment
 
@@ -36,3 +37,11 @@ def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(ConfigError, match="no moment") as refused:
         moment(text, now=NOW)
     assert refused.value.exit_code == 2
+
+
+def test_a_range_in_which_nothing_can_be_is_refused() -> None:
+    assert time_range("2d", "1d", now=NOW) == (NOW - timedelta(days=2), NOW - timedelta(days=1))
+    assert time_range(None, "1d", now=NOW)[0] is None
+    for since, until in (("1d", "2d"), ("2026-03-01", "2026-03-01")):
+        with pytest.raises(ConfigError, match="Nothing can have arrived"):
+            time_range(since, until, now=NOW)

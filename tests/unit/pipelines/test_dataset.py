@@ -64,6 +64,7 @@ def test_rows_come_back_by_split(tmp_path: Path) -> None:
     found = dataset.load(tmp_path)
     assert found.rows().equals(ROWS)
     assert found.rows("train")["preference_id"].to_pylist() == [sorted(IDS)[0], sorted(IDS)[2]]
+    assert found.rows("test", ["margin"]).equals(ROWS.slice(1, 1).select(["margin"]))
     assert found.manifest["rows"] == 3 and found.manifest["note"] == "x"
 
 
@@ -79,6 +80,7 @@ def test_many_rows_stay_in_pieces_and_say_the_same(tmp_path: Path, monkeypatch: 
     assert not (made.path / dataset.ROWS).exists()
     assert dataset.load(tmp_path, version).rows().equals(ROWS)
     assert dataset.load(tmp_path, version).rows("test").equals(ROWS.slice(1, 1))
+    assert dataset.load(tmp_path, version).rows(columns=["margin"]).equals(ROWS.select(["margin"]))
     dataset.export(made, tmp_path / "all.parquet")
     assert pq.read_table(tmp_path / "all.parquet").equals(ROWS)
     _cut(made.path / "rows-0.parquet")

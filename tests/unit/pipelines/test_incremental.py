@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,8 +21,10 @@ from feedback.preferences import PreferConfig
 from feedback.tables import to_table
 from pipelines import build_work, dataset, events_table, fates, provenance
 from pipelines.build import BuildConfig, build
+from pipelines.errors import PipelineError
 from pipelines.events_table import EventFile, Position
 from pipelines.groups_store import store
+from pipelines.groups_store.segment import SegmentError
 from pipelines.ledger import balance
 from pipelines.workspace import Layout, staging_folder
 from tests.unit.feedback.made import EVERYTHING_TRAINS, NOON, event_set, feedback, interaction
@@ -29,6 +32,21 @@ from tests.unit.feedback.made import EVERYTHING_TRAINS, NOON, event_set, feedbac
 SMALL = BuildConfig(rows_per_shard=7)
 TRAIN = BuildConfig(prefer=PreferConfig(split=EVERYTHING_TRAINS), rows_per_shard=7)
 STEPS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def once_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace of one segment with rows."""
+    folder = tmp_path_factory.mktemp("once") / "w"
+    put(folder, event_set(3, (16, 60)), 0)
+    build(workspace=folder, config=TRAIN)
+    return folder
+
+
+@pytest.fixture
+def built_once(once_template: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(once_template, tmp_path / "w"))
 
 
 def put(workspace: Path, events: Sequence[Event], batch: int) -> None:
@@ -209,6 +227,39 @@ def test_a_damaged_segment_is_noticed_and_everything_decided_again(tmp_path: Pat
     build(workspace=tmp_path / "w", config=TRAIN)
     (path,) = (tmp_path / "w" / "groups").glob(f"segment-*/{name}")
     path.write_bytes(path.read_bytes()[:-1])
+    put(tmp_path / "w", batches[1], 1)
+    build(workspace=tmp_path / "w", config=TRAIN)
+    assert made(tmp_path / "w") == once
+
+
+@pytest.mark.parametrize("place", [0.05, 0.3, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize(
+    "name", ["events.arrow", "index.bin", "rows.parquet", "dropped.bin", "manifest.json"]
+)
+def test_one_flipped_bit_is_noticed_wherever_it_is(built_once: Path, name: str, place: float) -> None:
+    layout = Layout(built_once)
+    state = store.read_state(layout)
+    assert state is not None
+    store.open_store(layout, state)
+    (path,) = (built_once / "groups").glob(f"segment-*/{name}")
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SegmentError):
+        store.open_store(layout, state)
+    with pytest.raises(PipelineError, match="damaged"):
+        fates.read(layout)
+
+
+def test_a_flipped_bit_in_a_reply_never_reaches_a_dataset(tmp_path: Path) -> None:
+    batches: list[list[Event]] = [[A, B], [VOTE]]
+    once = at_once(tmp_path / "once", batches, TRAIN)
+    put(tmp_path / "w", batches[0], 0)
+    build(workspace=tmp_path / "w", config=TRAIN)
+    (path,) = (tmp_path / "w" / "groups").glob("segment-*/events.arrow")
+    content = path.read_bytes()
+    assert b'"good"' in content
+    path.write_bytes(content.replace(b'"good"', b'"gold"'))
     put(tmp_path / "w", batches[1], 1)
     build(workspace=tmp_path / "w", config=TRAIN)
     assert made(tmp_path / "w") == once

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedback.errors import PalateError
-from feedback.sources import SourceError
+from feedback.sources import Partition, SourceError
 from pipelines import events_table, ingest_transforms
 from pipelines.build import build
 from pipelines.continuity import advance
@@ -20,6 +20,7 @@ from pipelines.events_table import Position
 from pipelines.expectations import ExpectationsConfig
 from pipelines.ingest import IngestConfig, IngestSummary, ingest
 from pipelines.ledger import balance
+from pipelines.ranges import Range
 from pipelines.workspace import Layout
 
 from .made import NOW, feedback, history, interaction, lines, write
@@ -146,9 +147,9 @@ def test_rows_that_fail_an_expectation_are_dead_letters_with_their_bytes(tmp_pat
     assert run(path, tmp_path / "v", config=lenient).dead_letters == {}
 
 
-def _range(hi: int) -> ingest_transforms.Range:
-    part = ingest_transforms.Partition("p", Path("p"), hi)
-    return ingest_transforms.Range("palate_jsonl", {}, part, 0, hi)
+def _range(hi: int) -> Range:
+    part = Partition("p", Path("p"), hi)
+    return Range("palate_jsonl", {}, part, 0, hi)
 
 
 def _receipt(

@@ -7,20 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pipelines import dataset, events_table, fates
+from pipelines.account import account
 from pipelines.build import build
 from pipelines.errors import PipelineError
 from pipelines.events_table import EventFile, Position
 from pipelines.groups_store import store
-from pipelines.ingest import ingest
+from pipelines.ingest import IngestConfig, ingest
 from pipelines.ledger import balance
-from pipelines.maintain import MaintainConfig, Step, maintain
+from pipelines.maintain import MaintainConfig, Step, _older, maintain
+from pipelines.replay import Letters, replay
+from pipelines.story import story
 from pipelines.workspace import Layout, locked
 from tests.unit.pipelines.made import NOW, history, write
 
@@ -174,6 +179,41 @@ def test_only_what_nothing_names_is_removed(workspace: Path) -> None:
 def test_one_at_a_time(workspace: Path) -> None:
     with locked(Layout(workspace).staging / ".maintain"), pytest.raises(PipelineError, match="Another"):
         maintain(workspace, now=AFTER)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "log"])
+def test_a_damaged_table_is_named_to_whoever_asks(workspace: Path, damage: str) -> None:
+    layout = Layout(workspace)
+    file = events_table.files(events_table.open_table(layout))[0].path
+    if damage == "gone":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:300])
+    else:
+        sorted((layout.events / "_delta_log").glob("*.json"))[-1].write_bytes(b"{bad\n")
+    letters = Letters()
+    asked: list[Callable[[], Any]] = [
+        lambda: story(workspace, "i0"),
+        lambda: account(workspace),
+        lambda: maintain(workspace, EAGER, now=AFTER),
+    ]
+    if damage == "log":
+        asked.append(lambda: replay(workspace, letters, config=IngestConfig(), now=NOW))
+    for ask in asked:
+        with pytest.raises(PipelineError, match="missing or damaged"):
+            ask()
+
+
+def test_what_vanishes_meanwhile_is_not_old(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.touch()
+    assert _older([tmp_path / "renamed by its owner", here], AFTER, EAGER) == [here]
+
+
+@pytest.mark.parametrize("setting", ["retention_hours", "target_file_mb"])
+def test_settings_beyond_all_bounds(setting: str) -> None:
+    with pytest.raises(ValidationError):
+        MaintainConfig.model_validate({setting: 10**20})
 
 
 def test_an_empty_workspace(tmp_path: Path) -> None:

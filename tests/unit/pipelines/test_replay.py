@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from pipelines import replay_batches
 from pipelines.build import build
-from pipelines.errors import InputError
+from pipelines.errors import DiskFullError, InputError, PipelineError
 from pipelines.ingest import IngestConfig, ingest
 from pipelines.ledger import balance
 from pipelines.replay import Letters, load_edit, replay
@@ -134,9 +135,66 @@ def test_a_repaired_file_that_is_none(tmp_path: Path, line: bytes) -> None:
         repaired_letters(file)
 
 
+def test_a_module_that_fails_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails_at_once.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        load_edit("fails_at_once:edit")
+
+
+def test_reasons_that_are_no_text(workspace: Path) -> None:
+    found = replay(workspace, Letters(reasons=("\udcff", "not_json")), config=CONFIG, now=NOW, dry_run=True)
+    assert found.letters == 1
+
+
+def test_an_export_is_whole_or_not_there(workspace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "letters.jsonl"
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, allowed[1]))
+    try:
+        with pytest.raises(DiskFullError):
+            export(workspace, Letters(), file)
+        with pytest.raises(DiskFullError):
+            replay(workspace, Letters(), config=CONFIG, now=LATER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert not file.exists()
+    file.write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        export(workspace, Letters(), file)
+    assert file.read_bytes() == b"mine"
+    assert replay(workspace, Letters(), config=CONFIG, now=LATER).passing == 1
+
+
+def test_a_batch_that_nobody_read_may_be_damaged(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.replay.ingest", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            replay(workspace, Letters(), config=CONFIG, now=LATER)
+    (batch,) = replay_batches.folder(Layout(workspace)).iterdir()
+    whole = batch.read_bytes()
+    batch.write_bytes(b"junk")
+    assert story(workspace, "i90").arrivals[0].replayed_as == ()
+    assert replay(workspace, Letters(), config=CONFIG, now=LATER).passing == 1
+    assert batch.read_bytes() == whole
+    batch.write_bytes(b"junk")  # now it is the only thing that knows what was replayed
+    replay_batches._places.cache_clear()
+    with pytest.raises(PipelineError, match="batch"):
+        replay(workspace, Letters(), config=CONFIG, now=LATER)
+    assert balance(workspace).received == 8
+
+
 def test_unknown_letters_and_functions(workspace: Path) -> None:
     with pytest.raises(InputError, match="do not exist"):
         replay(workspace, Letters(), config=CONFIG, now=NOW, repaired={("nowhere", 3): b"{}"})
-    for name in ("os", "no_such_module:x", "os:no_such", "os:sep"):
+    for name in (
+        "os",
+        "no_such_module:x",
+        "os:no_such",
+        "os:sep",
+        ".os:getcwd",
+        ":",
+        "tests.unit.pipelines:x",
+    ):
         with pytest.raises(InputError, match="edit"):
             load_edit(name)

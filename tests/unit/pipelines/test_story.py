@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pipelines import dataset
 from pipelines.build import BuildConfig, build
 from pipelines.ingest import ingest
 from pipelines.story import Story, story
+from pipelines.story_datasets import resting_on
+from pipelines.workspace import Layout
 from tests.unit.feedback.made import EVERYTHING_TRAINS
 from tests.unit.pipelines.made import NOW, feedback, interaction, lines
 
@@ -83,7 +90,9 @@ def test_a_dead_letter_by_id_and_by_place(workspace: Path) -> None:
     assert story(workspace, str(letter.place)).arrivals == (letter,)
 
 
-@pytest.mark.parametrize("name", ["nobody", "", "x@y", "palate_jsonl@99", "i0' OR 1=1"])
+@pytest.mark.parametrize(
+    "name", ["nobody", "", "x@y", "palate_jsonl@99", "i0' OR 1=1", f"x@{2**64}", "x@³", "\udcff"]
+)
 def test_nothing_is_known(workspace: Path, name: str) -> None:
     assert story(workspace, name) == Story(name)
 
@@ -103,3 +112,46 @@ def test_a_damaged_dataset_is_named(workspace: Path) -> None:
         assert found.damaged == (use.version,) and found.arrivals[0].fate
     finally:
         manifest.write_bytes(whole)
+
+
+def test_damage_is_noticed_in_what_is_read(workspace: Path) -> None:
+    (use,) = story(workspace, "i0").datasets
+    file = workspace / "datasets" / use.version / dataset.ROWS
+    whole = file.read_bytes()
+    group = pq.read_metadata(file).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    (column,) = [column for column in columns if column.path_in_schema == "chosen"]
+    damaged = bytearray(whole)
+    start = column.dictionary_page_offset or column.data_page_offset
+    damaged[start + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(damaged)
+    try:
+        found = story(workspace, "i0")
+        assert (found.damaged, found.rows, found.datasets) == ((use.version,), (), ())
+    finally:
+        file.write_bytes(whole)
+
+
+def test_texts_are_read_only_where_a_row_is_and_once(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = dataset.load(workspace).rows()
+    other = rows.set_column(0, rows.schema.field(0), pa.array(["0" * 64])).set_column(
+        rows.column_names.index("evidence"), rows.schema.field("evidence"), pa.array([["f99"]])
+    )
+    pq.write_table(pa.concat_tables([rows, other.cast(rows.schema)]), tmp_path / "rows.parquet")
+    piece = dataset.Piece(tmp_path / "rows.parquet", "", np.ones(2, dtype=bool))
+    monkeypatch.setattr(dataset, "_GROUP_ROWS", 1)
+    for number in range(4):  # versions of the same rows, each row in a group of its own
+        dataset.write(Layout(tmp_path), f"{number:016}", [piece], {"created": str(number)})
+    texts = []
+    plain = pq.ParquetFile.read_row_group
+
+    def counted(self: pq.ParquetFile, group: int, columns: list[str]) -> Any:
+        texts.extend([group] if "chosen" in columns else [])
+        return plain(self, group, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    (row,), uses, damaged = resting_on(Layout(tmp_path), ["f0"])
+    assert row.chosen == "answer 0" and len(row.versions) == len(uses) == 4 and damaged == ()
+    assert len(texts) == 1

@@ -1,0 +1,152 @@
+"""A few processes beside this one, for pure work that holds Python's lock: parsing, joining, deciding.
+
+Beam's own multi-process mode starts a whole SDK harness per worker (seconds each) and only divides what are several
+elements to begin with. Here one long batch, or one shard after the other, goes to a process that imported
+no more than it needs, and Beam's stages stay what they are: whoever calls sees results in order, as if
+worked in place. The processes end by themselves when idle, and when this one is gone.
+
+Workers run functions of this project on its own data; what is sent is bytes or paths, never code of others.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loky.process_executor import ProcessPoolExecutor
+
+IDLE_S = 30.0
+"""Seconds without work after which a process ends; starting one takes about one."""
+_ORPHAN_CHECK_S = 1.0
+_SPREAD_S = 0.05
+
+_ENVIRONMENT = {
+    # One thread each: there are as many processes as cores.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # What was freed is used again and not given back: on virtual machines new pages cost more than parsing.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_TRIM_THRESHOLD_": "268435456",
+    "MALLOC_MMAP_THRESHOLD_": "268435456",
+}
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of a module that can be imported, and its arguments."""
+
+_lock = threading.Lock()
+_pool: tuple[int, ProcessPoolExecutor] | None = None
+
+
+def available() -> int:
+    """As many processes as there are cores that this one may use; none where there is only one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if cores > 1 else 0
+
+
+def start(count: int) -> list[Future[Any]]:
+    """Starts the processes, and lets them import what they will need while the caller goes on.
+
+    Args:
+        count: How many; 0 starts none.
+
+    Returns:
+        What is done when they are ready.
+    """
+    started = [_submit(count, (_import, ())) for _ in range(count)]
+    return [future for future in started if future is not None]
+
+
+def _import() -> None:
+    import pipelines.parsing
+    import pipelines.shards  # noqa: F401
+
+    time.sleep(_SPREAD_S)  # or the first process would take the call that is meant for the second
+
+
+class Ahead:
+    """Calls that run while the caller goes on, and whose results come out in the order they were given.
+
+    With no processes each call is made when it is given. A process that dies (out of memory, killed) costs
+    only time: its call is made again here.
+    """
+
+    def __init__(self, count: int, *, ahead: int = 0):
+        """Holds up to `ahead` groups of calls back; `count` processes work them."""
+        self._count, self._ahead = count, ahead if count else 0
+        self._waiting: deque[tuple[Any, list[tuple[Call, Future[Any] | None]]]] = deque()
+
+    def add(self, key: Any, calls: Sequence[Call]) -> Iterator[tuple[Any, list[Any]]]:
+        """Starts calls; yields key and results of the groups that are due by now."""
+        self._waiting.append((key, [(call, self._begin(call)) for call in calls]))
+        while len(self._waiting) > self._ahead:
+            yield self._next()
+
+    def rest(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Key and results of all that is left."""
+        while self._waiting:
+            yield self._next()
+
+    def _begin(self, call: Call) -> Future[Any] | None:
+        return _submit(self._count, call) if self._count else None
+
+    def _next(self) -> tuple[Any, list[Any]]:
+        key, running = self._waiting.popleft()
+        return key, [_result(call, future) for call, future in running]
+
+
+def _result(call: Call, future: Future[Any] | None) -> Any:
+    function, arguments = call
+    if future is None:
+        return function(*arguments)
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        _forget()
+        return function(*arguments)
+
+
+def _submit(count: int, call: Call) -> Future[Any] | None:
+    """Hands a call to the pool; None when it cannot take it, so that it is made here."""
+    global _pool
+    from loky.process_executor import ProcessPoolExecutor, ShutdownExecutorError
+
+    function, arguments = call
+    with _lock:
+        if _pool is None or _pool[0] != count:
+            if _pool is not None:
+                _pool[1].shutdown(wait=False)
+            pool = ProcessPoolExecutor(
+                count, timeout=IDLE_S, initializer=_end_with_parent, initargs=(os.getpid(),), env=_ENVIRONMENT
+            )
+            _pool = (count, pool)
+        try:
+            future: Future[Any] = _pool[1].submit(function, *arguments)
+        except (BrokenProcessPool, ShutdownExecutorError):
+            _pool = None
+            return None
+        return future
+
+
+def _forget() -> None:
+    """The next call starts a new pool."""
+    global _pool
+    with _lock:
+        _pool = None
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a worker: ends it soon after its parent, which may be killed without a word."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_ORPHAN_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

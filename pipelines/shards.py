@@ -1,0 +1,122 @@
+"""The work of a large build on one shard: from paths of Arrow files to paths of Arrow files.
+
+Functions here are what a Beam stage or a process beside it runs; they know nothing of either. File names are
+drawn by chance, so a repeated attempt never overwrites what another wrote.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from feedback.joining import PROMPT_KEYS
+from feedback.preferences import PreferConfig
+
+from .events_table import EventFile
+from .grouping import GROUPED, decide, group_feedback, group_interactions
+from .groups_store.segment import STORED
+
+Spilled = list[tuple[int, str]]
+"""Number of a shard and path of a part of it."""
+
+
+def write_arrow(folder: Path, table: pa.Table) -> str:
+    """Writes a table beside the others and gives its path, which stands for it from here on."""
+    path = folder / f"{uuid.uuid4().hex}.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=65_536)
+    return str(path)
+
+
+def read_arrow(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
+    """The tables of some paths as one, in the order of their paths and not in the runner's."""
+    tables = []
+    for path in sorted(paths):
+        with pa.memory_map(path) as source:
+            tables.append(pa.ipc.open_file(source).read_all())
+    return pa.concat_tables(tables).cast(schema) if tables else schema.empty_table()
+
+
+def read_events(file: EventFile) -> Iterator[pa.Table]:
+    """A file of the events table in `STORED`, in batches, so that a large file needs little memory."""
+    wanted = [name for name in STORED.names if name != "kind"]
+    with pq.ParquetFile(file.path) as parquet:
+        for batch in parquet.iter_batches(batch_size=65_536, columns=wanted):
+            table = pa.Table.from_batches([batch])
+            table = table.append_column("kind", pa.repeat(pa.scalar(file.kind), batch.num_rows))
+            yield table.select(STORED.names).cast(STORED)
+
+
+def by_shard(table: pa.Table, shard: np.ndarray) -> Iterator[tuple[int, pa.Table]]:
+    """The parts of a table, given the shard of each row."""
+    if table.num_rows == 0:
+        return
+    order = np.argsort(shard, kind="stable")
+    table = table.take(pa.array(order))
+    numbers, first = np.unique(shard[order], return_index=True)
+    for number, lo, hi in zip(numbers, first, [*first[1:], len(order)], strict=True):
+        yield int(number), table.slice(lo, hi - lo)
+
+
+def by_id(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
+    """Parts by a hash of the id."""
+    if shards == 1:
+        return iter([(0, table)] if table.num_rows else [])
+    ids = table["event_id"].to_pylist()
+    hashes = np.fromiter((zlib.crc32(name.encode()) for name in ids), np.uint32, len(ids))
+    return by_shard(table, hashes % shards)
+
+
+def by_group(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
+    """Parts by range of the group's key, which is a SHA-256 and so evenly spread."""
+    if shards == 1:
+        return iter([(0, table)] if table.num_rows else [])
+    digits = table["group"].to_pylist()
+    leading = np.fromiter((int(key[:4], 16) for key in digits), np.int64, len(digits))
+    return by_shard(table, leading * shards >> 16)
+
+
+def spill_by_id(file: EventFile, staging: Path, shards: int) -> Spilled:
+    """A file of the events table, divided by id."""
+    parts = (part for table in read_events(file) for part in by_id(table, shards))
+    return [(shard, write_arrow(staging, part)) for shard, part in parts]
+
+
+def group_replies(paths: list[str], staging: Path, shards: int) -> tuple[str, Spilled]:
+    """All interactions of some ids: the path of their prompt keys, and they themselves divided by group."""
+    grouped, keys = group_interactions(read_arrow(paths, STORED))
+    spilled = [(shard, write_arrow(staging, part)) for shard, part in by_group(grouped, shards)]
+    return write_arrow(staging, keys), spilled
+
+
+def group_signals(paths: list[str], keys: list[str], staging: Path, shards: int) -> Spilled:
+    """All feedback of some ids, beside its prompt or where it waits, divided by group."""
+    grouped = group_feedback(read_arrow(paths, STORED), read_arrow(keys, PROMPT_KEYS))
+    return [(shard, write_arrow(staging, part)) for shard, part in by_group(grouped, shards)]
+
+
+def decide_shard(paths: list[str], config_json: str, staging: Path) -> dict[str, str]:
+    """All events of some groups, judged: the paths of the tables of a `Part`."""
+    part = decide(read_arrow(paths, GROUPED), PreferConfig.model_validate_json(config_json))
+    tables = {"events": part.events, "rows": part.rows, "prompts": part.prompts}
+    return {name: write_arrow(staging, table) for name, table in tables.items()}
+
+
+def write_joined(paths: list[str], path: Path) -> str:
+    """All events of some groups that stand beside a prompt, ordered by it, as a Parquet file."""
+    table = read_arrow(paths, GROUPED)
+    keys = ("group", "kind", "event_id")
+    small = table.select([*keys, "fate"]).append_column("row", pa.array(np.arange(table.num_rows)))
+    small = small.filter(pc.is_null(small["fate"])).sort_by([(key, "ascending") for key in keys])
+    joined = table.drop_columns(["fate", "reason"]).take(small["row"]).rename_columns({"group": "prompt_key"})
+    # A dictionary of what never repeats would only be built and thrown away.
+    repeating = [name for name in joined.column_names if name not in ("body", "event_id", "digest", "offset")]
+    pq.write_table(joined, path, compression="zstd", compression_level=1, use_dictionary=repeating)
+    return str(path)

@@ -1,0 +1,106 @@
+"""Work beside this process gives what work in it gives, in order, and outlives a process that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from operator import mul
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines import events_table
+from pipelines.build import BuildConfig, build
+from pipelines.ingest import IngestConfig, ingest
+from pipelines.processes import Ahead, start
+from pipelines.runner import RunnerConfig
+from pipelines.workspace import Layout
+
+from .made import NOW, history, lines
+
+
+def test_results_come_in_the_order_they_were_given() -> None:
+    ahead, seen = Ahead(2, ahead=3), []
+    for number in range(7):
+        seen += list(ahead.add(number, [(mul, (number, 2)), (mul, (number, 3))]))
+        assert len(seen) == max(0, number - 2)
+    seen += list(ahead.rest())
+    assert seen == [(number, [2 * number, 3 * number]) for number in range(7)]
+
+
+def test_without_processes_nothing_waits() -> None:
+    assert list(Ahead(0, ahead=3).add("a", [(mul, (6, 7))])) == [("a", [42])]
+
+
+def test_what_a_call_raises_reaches_the_caller() -> None:
+    ahead = Ahead(2)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        list(ahead.add("a", [(mul, ({}, 1))]))
+
+
+def kill_me(parent: int) -> str:
+    """Dies where it can; the parent survives."""
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "made here"
+
+
+def test_the_call_of_a_process_that_dies_is_made_here() -> None:
+    ahead = Ahead(2, ahead=1)
+    assert list(ahead.add("a", [(kill_me, (os.getpid(),))])) == []
+    assert list(ahead.rest()) == [("a", ["made here"])]
+    assert list(Ahead(2).add("b", [(mul, (6, 7))])) == [("b", [42])]
+
+
+def test_processes_end_when_their_parent_is_killed() -> None:
+    code = (
+        "import time; from concurrent.futures import wait; from pipelines.processes import start;"
+        "wait(start(2)); print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        beside = psutil.Process(parent.pid).children(recursive=True)
+        assert len(beside) >= 2
+        parent.kill()
+    psutil.wait_procs(beside, timeout=10)
+    assert [process for process in beside if process.is_running()] == []
+
+
+def test_the_runner_decides_who_works_beside_it() -> None:
+    assert RunnerConfig().processes(10) == 0
+    assert RunnerConfig(workers=3).processes(10**6) == 3
+    assert RunnerConfig(workers=1).processes(10**6) == 0
+    assert RunnerConfig(runner="dask", workers=3).processes(10**6) == 0
+
+
+def test_large_work_is_the_same_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.runner._WORTH_PROCESSES", 1)
+    raw = (lines(history(40, seed=3)) + b"{\n\xff\n") * 2
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(raw)
+    made = {}
+    for workers in (1, 2):
+        workspace, runner = tmp_path / f"w{workers}", RunnerConfig(workers=workers)
+        config = IngestConfig(batch_records=7)
+        ingest(path, source="palate_jsonl", workspace=workspace, config=config, runner=runner, now=NOW)
+        dataset = build(
+            workspace=workspace, config=BuildConfig(in_memory_rows=0, rows_per_shard=9), runner=runner
+        )
+        layout = Layout(workspace)
+        rows = sum(file.rows for file in events_table.files(events_table.open_table(layout)))
+        made[workers] = (dataset.version, rows, dataset.manifest["fates"])
+    assert made[1] == made[2]
+    assert made[1][1] == raw.count(b"\n")
+
+
+def test_starting_takes_no_time_from_the_caller() -> None:
+    started = time.monotonic()
+    futures = start(2)
+    assert time.monotonic() - started < 1
+    for future in futures:
+        future.result()
