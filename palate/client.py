@@ -18,22 +18,20 @@ This module imports neither Kafka nor pydantic; what delivery needs is imported 
 from __future__ import annotations
 
 import atexit
-import hashlib
-import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from palate.client_delivery import IN_MEMORY_S, Delivery
 from palate.client_events import EventError, Message, feedback_line, interaction_line, new_id
+from palate.client_folder import SpillError, left_behind, spill_folder, unusable
 from palate.client_sinks import sink_for
 from palate.client_spill import Spill
 
-__all__ = ["IN_MEMORY_S", "Client", "EventError"]
-
-_LOG = logging.getLogger("palate.client")
+__all__ = ["IN_MEMORY_S", "Client", "EventError", "SpillError"]
 
 
 class Client:
@@ -52,8 +50,18 @@ class Client:
         close_timeout_s: How long the end of the process may wait for the last events to be delivered; what is not
             delivered by then is kept on disk.
 
+    A spill folder that this user may not write to, because it belongs to another user or stands on a read-only disk,
+    does not stop the product: that is logged at once, events wait in memory only, up to `max_buffer_bytes`, and go to
+    disk as soon as the folder can be used. What then still waits when the process ends is lost, and counted as
+    refused. A client that is `durable` or `strict` is not made in such a place. A spill folder that is deleted while
+    events wait in it is made again, with them.
+
+    A signal handler may emit at any moment, also in the midst of another call. `flush` and `close` called there give
+    False at once when they interrupt the client itself; the end of the process then closes it.
+
     Raises:
         SinkError: an address of another form.
+        SpillError: events cannot be kept in the spill folder, and the client is `durable` or `strict`.
     """
 
     def __init__(
@@ -68,12 +76,16 @@ class Client:
         close_timeout_s: float = 2.0,
     ) -> None:
         make_sink, self.url = sink_for(url)
-        folder = Path(spill_dir).expanduser().absolute() if spill_dir is not None else _spill_folder(self.url)
+        folder = Path(spill_dir).expanduser().absolute() if spill_dir is not None else spill_folder(self.url)
         self.strict, self.close_timeout_s = strict, close_timeout_s
         self._invalid = 0
         self._delivery = Delivery(make_sink, Spill(folder, max_spill_bytes), max_buffer_bytes, durable)
+        if (problem := unusable(folder)) is not None:
+            if strict or durable:
+                raise problem
+            self._delivery.complain("spill", f"{problem}\nUntil that changes, events wait in memory only.")
         _CLIENTS.add(self)
-        if folder.is_dir() and any(folder.iterdir()):
+        if left_behind(folder):
             self._delivery.start()  # to deliver what an earlier process left
 
     def interaction(
@@ -174,8 +186,14 @@ class Client:
         Args:
             timeout_s: How long to wait; `close_timeout_s` when None.
         """
-        _CLIENTS.discard(self)
-        return self._delivery.close(self.close_timeout_s if timeout_s is None else timeout_s)
+        done = False
+        try:
+            done = self._delivery.close(self.close_timeout_s if timeout_s is None else timeout_s)
+        except Exception as problem:
+            self._delivery.complain("close", f"The client did not close properly: {problem!r}")
+        if self._delivery.waiting.closed:
+            _CLIENTS.discard(self)
+        return done
 
     def stats(self) -> dict[str, Any]:
         """Counters of this process: accepted, delivered, waiting, spilled, invalid, refused, … and the last error."""
@@ -195,27 +213,23 @@ class Client:
         self._delivery.complain("invalid", f"An event was not emitted ({self._invalid} so far): {problem}")
 
 
-def _spill_folder(url: str) -> Path:
-    """One folder for each address, so that events never go to another topic than they were emitted to."""
-    root = os.environ.get("PALATE_SPILL_DIR")
-    if root is None:
-        state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")  # noqa: PTH111, PTH118
-        root = os.path.join(state, "palate", "spill")  # noqa: PTH118
-    return Path(root).absolute() / hashlib.sha256(url.encode()).hexdigest()[:16]
-
-
 # Held until they are closed: what was emitted must reach the end of the process even if nobody keeps the client.
 _CLIENTS: set[Client] = set()
 
 
 def _close_all() -> None:
+    timeout_s = None
     for client in list(_CLIENTS):
-        client.close()
+        try:
+            client.close(timeout_s)
+        except BaseException:  # somebody does not want to wait; what the others have still goes to disk
+            timeout_s = 0.0
 
 
 def _after_fork() -> None:
     for client in list(_CLIENTS):
-        client._delivery.after_fork()
+        with suppress(Exception):  # of one client; the others still need it
+            client._delivery.after_fork()
 
 
 atexit.register(_close_all)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedback.errors import PalateError
+from palate.client_segments import misplaced
 
 SEND_TIMEOUT_S = 10.0
 _REFUSED_FOR_GOOD = (
@@ -165,14 +166,17 @@ class KafkaSink:
 
 
 class DirectorySink:
-    """Files named `<hour>-<host>-<pid>-<random>.jsonl`, a new one each hour, each written by one process only."""
+    """Files named `<hour>-<host>-<pid>-<random>.jsonl`, a new one each hour, each written by one process only.
+
+    A file that somebody removed or moved is not written to any more.
+    """
 
     FSYNC_INTERVAL_S = 1.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._descriptor: int | None = None
-        self._hour = ""
+        self._path, self._hour = folder, ""
         self._synced_s = 0.0
 
     def send(self, lines: list[bytes]) -> list[bytes]:
@@ -193,12 +197,13 @@ class DirectorySink:
 
     def _file(self) -> int:
         hour = time.strftime("%Y%m%dT%H", time.gmtime())
-        if self._descriptor is None or hour != self._hour:
+        if self._descriptor is None or hour != self._hour or misplaced(self._path, self._descriptor):
             self.close()
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{hour}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._descriptor, self._hour = os.open(self.folder / name, flags, 0o640), hour
+            self._path, self._hour = self.folder / name, hour
+            self._descriptor = os.open(self._path, flags, 0o640)
         return self._descriptor
 
     def sync(self) -> None:
@@ -212,8 +217,9 @@ class DirectorySink:
         """Closes the file after an fsync."""
         if self._descriptor is not None:
             self.sync()
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            with suppress(OSError):
+                os.close(descriptor)
 
     def abandon(self) -> None:
         """Closes this process' copy of the descriptor."""

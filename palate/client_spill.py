@@ -6,64 +6,26 @@
 A queue whose process has died is not locked, so the next client with the same folder takes it over and delivers it
 first. What had been delivered of a segment that was not yet removed is then delivered again: at least once, and
 events carry ids. A last line that was cut off by the death of its writer is counted as torn and left out.
+
+What somebody deletes or moves while it waits is written anew (`restore`). What was delivered and cannot be removed
+is emptied, and its queue kept from being taken over again while this process lives.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
-import uuid
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+
+from palate.client_segments import Chunk, Queue, Segment, close, lock
 
 SEGMENT_BYTES = 16 << 20
-
-
-class Chunk(NamedTuple):
-    """Lines from the front of the queue.
-
-    Attributes:
-        lines: Without line ends.
-        size: Bytes that they take up in the segment.
-        adopted: Whether another process left them.
-        torn: Lines among these bytes that were cut off.
-    """
-
-    lines: list[bytes]
-    size: int
-    adopted: bool
-    torn: int
-
-
-@dataclass(slots=True)
-class _Segment:
-    path: Path
-    size: int
-    """Bytes of whole lines."""
-    adopted: bool
-    read: int = 0
-    """Bytes delivered."""
-
-
-@dataclass(slots=True)
-class _Queue:
-    """A folder that this process holds the lock of."""
-
-    folder: Path
-    lock: int
-    segments: deque[_Segment]
-    count: int = 10**8
-    """Number of the newest segment; lower ones are free for lines that go before all others."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether a line in it is not delivered."""
-        return any(segment.read < segment.size for segment in self.segments)
+OPEN_SEGMENTS = 64
+"""Most segments whose files are kept open: as many as the default limit of a spill has."""
 
 
 class Spill:
@@ -76,9 +38,11 @@ class Spill:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._own: _Queue | None = None
-        self._taken: deque[_Queue] = deque()
-        self._writing: int | None = None
+        self.complain: Callable[[str, str], None] = lambda *_: None
+        self.why = ""  # why lines could not be kept, the last time
+        self._own: Queue | None = None
+        self._taken: deque[Queue] = deque()
+        self._stuck: list[Queue] = []  # delivered, and not to be removed
         self._known_bytes, self._looked_s = 0, 0.0
 
     @property
@@ -89,8 +53,7 @@ class Spill:
     @property
     def size_bytes(self) -> int:
         """Bytes that wait."""
-        queues = [*self._taken, *([self._own] if self._own else [])]
-        return sum(segment.size - segment.read for queue in queues for segment in queue.segments)
+        return sum(segment.size - segment.read for segment in self._segments)
 
     def append(self, lines: list[bytes]) -> bool:
         """Writes lines behind all others; they survive the death of this process when this returns.
@@ -99,27 +62,15 @@ class Spill:
             False where they cannot be kept: the disk or the limit is full. Then none of them is.
         """
         data = b"\n".join(lines) + b"\n"
-        if not self._fits(len(data)):
+        try:
+            if not self._fits(len(data)):
+                return False
+            self._segment_for(len(data)).append(data, len(lines))
+        except OSError as problem:
+            self.why = str(problem)
             return False
-        try:
-            segment = self._segment_for(len(data))
-        except OSError:
-            return False
-        assert self._writing is not None
-        try:
-            written = os.write(self._writing, data)
-        except OSError:
-            written = -1
-        if written == len(data):
-            segment.size += written
-            self._known_bytes += written
-            return True
-        # The disk is full: back to whole lines. Where even that fails, the rest is one torn line at the end.
-        try:
-            os.ftruncate(self._writing, segment.size)
-        except OSError:
-            self._stop_writing()
-        return False
+        self._known_bytes += len(data)
+        return True
 
     def prepend(self, lines: list[bytes]) -> bool:
         """Writes lines before all others of this process: they were taken first, and came back.
@@ -130,17 +81,21 @@ class Spill:
         if self._own is None or not self._own.waits:
             return self.append(lines)
         data = b"\n".join(lines) + b"\n"
-        if not self._fits(len(data)):
-            return False
-        number = int(self._own.segments[0].path.stem) - 1
-        path = self._own.folder / f"{number:09d}.jsonl"
+        segment: Segment | None = None
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-        except OSError:
-            path.unlink(missing_ok=True)
+            if not self._fits(len(data)):
+                return False
+            self._present(self._own)
+            number = int(self._own.segments[0].path.stem) - 1
+            segment = Segment.new(self._own.folder / f"{number:09d}.jsonl", exclusive=True)
+            segment.append(data, len(lines))
+        except OSError as problem:
+            self.why = str(problem)
+            if segment is not None:
+                segment.remove()
             return False
-        self._own.segments.appendleft(_Segment(path, len(data), adopted=False))
+        self._own.segments.appendleft(segment)
+        self._bound_files(segment)
         self._known_bytes += len(data)
         return True
 
@@ -148,6 +103,7 @@ class Spill:
         """Looks at the whole folder, but only when the limit seems reached and at most once a second."""
         if self._known_bytes + size <= self.max_bytes:
             return True
+        self.why = f"the limit of {self.max_bytes} bytes is reached"
         if time.monotonic() - self._looked_s < 1.0:
             return False
         self._looked_s = time.monotonic()
@@ -161,51 +117,67 @@ class Spill:
                 total += path.stat().st_size
         return total
 
-    def _segment_for(self, size: int) -> _Segment:
-        """The segment to write to, a new one where the last is full or closed."""
+    def _segment_for(self, size: int) -> Segment:
+        """The segment to write to, a new one where the last is full or cannot be written to."""
         if self._own is None:
-            self._own = self._create()
+            self._own = Queue.new(self.folder)
             self._known_bytes = self._bytes_below()
+        self._present(self._own)
         segments = self._own.segments
-        if self._writing is not None and segments and segments[-1].size + size <= SEGMENT_BYTES:
-            return segments[-1]
-        self._stop_writing()
+        last = segments[-1] if segments else None
+        if last is not None and last.file is not None and last.whole and last.size + size <= SEGMENT_BYTES:
+            return last
+        segment = Segment.new(self._own.folder / f"{self._own.count + 1:09d}.jsonl")
         self._own.count += 1
-        path = self._own.folder / f"{self._own.count:09d}.jsonl"
-        self._writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
-        segments.append(_Segment(path, 0, adopted=False))
-        return segments[-1]
+        segments.append(segment)
+        if last is not None:
+            self._bound_files(last)
+        return segment
 
-    def set_aside(self, line: bytes) -> None:
-        """Keeps what the receiver will never take, in `refused.jsonl`, for a person to look at.
+    @property
+    def _queues(self) -> list[Queue]:
+        return [*self._taken, *([self._own] if self._own else [])]
 
-        Raises:
-            OSError: it cannot be written.
+    @property
+    def _segments(self) -> Iterator[Segment]:
+        return (segment for queue in self._queues for segment in queue.segments)
+
+    def _present(self, queue: Queue) -> None:
+        if queue.gone:
+            self.complain("deleted", f"Somebody removed {queue.folder}, where events wait; it is made again")
+            queue.restore(self.folder, OPEN_SEGMENTS)
+
+    def _bound_files(self, segment: Segment, known: int = 0) -> None:
+        if known + sum(other.file is not None for other in self._segments) > OPEN_SEGMENTS:
+            segment.close()
+
+    def restore(self, at_most: int = 1) -> bool:
+        """Writes anew what somebody deleted or moved while it waits; False where that is not possible now.
+
+        Args:
+            at_most: Files in this call, since each may be large.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self.folder / "refused.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line + b"\n")
-        finally:
-            os.close(descriptor)
+            for queue in self._queues:
+                if queue.waits and queue.restore(self.folder, at_most):
+                    self.complain("deleted", f"Somebody removed files of {self.folder}; they are made again")
+        except OSError as problem:
+            self.complain(
+                "deleted", f"Somebody removed files of {self.folder}; not made again yet: {problem}"
+            )
+            return False
+        return True
 
     def head(self, max_bytes: int) -> Chunk | None:
-        """The oldest lines, at least one and otherwise at most so many bytes; None when nothing waits."""
-        queue = self._front()
-        if queue is None:
-            return None
-        segment = queue.segments[0]
-        with segment.path.open("rb") as file:
-            file.seek(segment.read)
-            data = file.read(min(max_bytes, segment.size - segment.read))
-            if not data.endswith(b"\n") and segment.read + len(data) < segment.size:
-                cut = data.rfind(b"\n") + 1
-                data = data[:cut] if cut else data + file.readline()
-        lines = [line for line in data.split(b"\n") if line]
-        whole = [line for line in lines if line.startswith(b"{") and line.endswith(b"}")]
-        return Chunk(whole, len(data), segment.adopted, len(lines) - len(whole))
+        """The oldest lines, at least one and otherwise at most so many bytes; None when nothing waits.
 
-    def _front(self) -> _Queue | None:
+        Raises:
+            OSError: they cannot be read.
+        """
+        queue = self._front()
+        return None if queue is None else queue.segments[0].head(max_bytes)
+
+    def _front(self) -> Queue | None:
         """The queue whose turn it is, its first segment not yet delivered; removes what is finished with."""
         while self._taken and not self._taken[0].waits:
             self._remove(self._taken.popleft())
@@ -213,7 +185,7 @@ class Spill:
         if queue is None or not queue.waits:
             return None
         while queue.segments[0].read >= queue.segments[0].size:
-            queue.segments.popleft().path.unlink(missing_ok=True)
+            self._drop(queue.segments.popleft())
         return queue
 
     def done(self, chunk: Chunk) -> None:
@@ -223,100 +195,105 @@ class Spill:
             return
         segment = queue.segments[0]
         segment.read += chunk.size
+        segment.lines -= len(chunk.lines) + chunk.torn
         if segment.read < segment.size:
             return
-        if queue is self._own and len(queue.segments) == 1 and self._writing is not None:
+        if queue is self._own and len(queue.segments) == 1 and segment.file is not None:
             # Emptied and not removed: with little to do a file for each event would be made.
-            os.ftruncate(self._writing, 0)
-            segment.read = segment.size = 0
+            try:
+                os.ftruncate(segment.file, 0)
+                segment.read = segment.size = segment.lines = 0
+            except OSError as problem:  # it counts as read, and what comes is written behind it
+                self.complain(
+                    "remove", f"What was delivered cannot be removed from {segment.path}: {problem}"
+                )
             return
-        queue.segments.popleft()
-        segment.path.unlink(missing_ok=True)
+        self._drop(queue.segments.popleft())
         self._front()
 
+    def _drop(self, segment: Segment) -> None:
+        failure = segment.remove()
+        if failure is not None:
+            self.complain("remove", f"{segment.path} was delivered and cannot be removed: {failure}")
+
     def adopt(self) -> int:
-        """Takes over what processes that died have left; returns the number of their queues."""
+        """Takes over what processes that died have left; returns the number of their queues. Raises OSError."""
+        stuck, self._stuck = self._stuck, []
+        for delivered in stuck:
+            self._remove(delivered)
         if not self.folder.is_dir():
             return 0
-        held = {queue.folder for queue in self._taken} | ({self._own.folder} if self._own else set())
+        held = {queue.folder for queue in [*self._queues, *self._stuck]}
         taken = 0
         for folder in sorted(path for path in self.folder.iterdir() if path not in held):
-            lock = _lock(folder)
-            if lock is None:
+            try:
+                queue = self._take(folder)
+            except OSError as problem:  # of another user, for instance
+                self.complain("adopt", f"{folder} is left where it is: {problem}")
                 continue
-            # A file that was written by nobody any more has its final size.
-            paths = sorted(folder.glob("*.jsonl"))
-            segments = deque(_Segment(p, p.stat().st_size, adopted=True) for p in paths if p.stat().st_size)
-            queue = _Queue(folder, lock, segments)
-            if segments:
+            if queue is not None and queue.segments:
                 self._taken.append(queue)
                 taken += 1
-            else:
+            elif queue is not None:
                 self._remove(queue)
         return taken
 
-    def writing(self) -> int | None:
-        """A descriptor of the segment that is written to, for the caller to fsync and close."""
-        return None if self._writing is None else os.dup(self._writing)
+    def _take(self, folder: Path) -> Queue | None:
+        if folder.suffix == ".jsonl" or (descriptor := lock(folder)) is None:
+            return None
+        queue = Queue(folder, descriptor)
+        try:
+            # A file that was written by nobody any more has its final size.
+            for path in sorted(folder.glob("*.jsonl")):
+                if size := path.stat().st_size:
+                    queue.segments.append(Segment(path, size, adopted=True, file=os.open(path, os.O_RDWR)))
+                    self._bound_files(queue.segments[-1], len(queue.segments))
+        except BaseException:
+            queue.close()
+            raise
+        return queue
+
+    def unsynced(self) -> list[int]:
+        """Descriptors of what was written since the last call, for the caller to fsync and close. Raises OSError."""
+        descriptors = []
+        for segment in self._segments:
+            if segment.dirty and segment.file is not None:
+                descriptors.append(os.dup(segment.file))
+            segment.dirty = False
+        return descriptors
 
     def close(self) -> None:
         """Gives up all locks; what waits stays for another process, or a later one."""
         self._front()
-        self._stop_writing()
+        self.restore(at_most=1 << 30)
         if self._own is not None and not self._own.waits:
             self._remove(self._own)
         elif self._own is not None:
-            os.close(self._own.lock)
-        for queue in self._taken:
-            os.close(queue.lock)
-        self._own, self._taken = None, deque()
+            self._own.close()
+        for queue in [*self._taken, *self._stuck]:
+            queue.close()
+        self._own, self._taken, self._stuck = None, deque(), []
 
     def forget(self) -> None:
         """In a child process: closes its copies of the descriptors and leaves the files to the parent.
 
         Closing a copy does not release the parent's lock, as unlocking would.
         """
-        queues = [*self._taken, *([self._own] if self._own else [])]
-        for descriptor in [queue.lock for queue in queues] + [self._writing]:
-            if descriptor is not None:
-                with suppress(OSError):
-                    os.close(descriptor)
-        self._own, self._taken, self._writing = None, deque(), None
+        for queue in [*self._queues, *self._stuck]:
+            queue.close()
+        self._own, self._taken, self._stuck = None, deque(), []
 
-    def _create(self) -> _Queue:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while True:
-            name = f"{time.time_ns():020d}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-            folder = self.folder / name
-            folder.mkdir(mode=0o700)
-            lock = _lock(folder)
-            if lock is not None:
-                return _Queue(folder, lock, deque())
-            # Another process took the empty folder for one left behind, and removes it.
-
-    def _stop_writing(self) -> None:
-        if self._writing is not None:
-            os.close(self._writing)
-        self._writing = None
-
-    def _remove(self, queue: _Queue) -> None:
+    def _remove(self, queue: Queue) -> None:
         """Removes an empty queue while its lock is held, so that nobody takes it over in between."""
+        for segment in queue.segments:
+            self._drop(segment)
+        queue.segments.clear()
         shutil.rmtree(queue.folder, ignore_errors=True)
-        os.close(queue.lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Descriptor of the lock of a queue, or None where it is held or gone."""
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    if os.fstat(descriptor).st_nlink == 0:  # removed between opening and locking
-        os.close(descriptor)
-        return None
-    return descriptor
+        try:
+            stuck = any(path.stat().st_size for path in queue.folder.glob("*.jsonl"))
+        except OSError:
+            stuck = queue.folder.exists()
+        if stuck:
+            self._stuck.append(queue)  # and keeps the lock: whoever took it would deliver it again
+        else:
+            close(queue.lock)
