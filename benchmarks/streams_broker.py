@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from tests.broker import running  # noqa: E402
 
 PARTITIONS = 4
 PROMISED_PER_S = 20_000
+SETTLE_S = 10.0
+"""The tests' broker writes its whole log again for some seconds after every change, which takes most of a core."""
 
 
 def consume(url: str, workspace: str, share: bool, ready: Any, go: Any, answers: Any) -> None:
@@ -35,9 +38,10 @@ def consume(url: str, workspace: str, share: bool, ready: Any, go: Any, answers:
     import great_expectations.expectations  # noqa: F401
     import kafka  # noqa: F401
 
-    from pipelines import ingest_transforms  # noqa: F401
+    from pipelines import ingest_transforms, processes  # noqa: F401
     from pipelines.follow import follow
 
+    wait(processes.start(processes.available(), "kafka"))
     ready.release()
     go.wait()
     summary = follow(
@@ -91,6 +95,7 @@ def main() -> int:
                 written = broker.send(topic, (line.rstrip(b"\n") for line in file))
             print(f"{written} events of {size / written:.0f} bytes in {PARTITIONS} partitions", flush=True)
             for processes in options.processes:
+                time.sleep(SETTLE_S)
                 workspace = folder / f"w{processes}"
                 seconds, cpu_s, taken = drain(broker.url(topic), workspace, processes)
                 table = events_table.open_table(Layout(workspace))

@@ -33,18 +33,38 @@ _MAX_DEPTH = 8
 
 def prompt_of(value: Any) -> list[Message]:
     """The messages that a model was given; empty when the value is no such thing."""
-    return _prompt(_decoded(value), 0)
+    return _prompt(decoded(value), 0)
 
 
 def reply_of(value: Any) -> Message | None:
     """What a model answered, as one message of role `assistant`; None when the value is no such thing."""
-    found = _reply(_decoded(value), 0)
+    found = _reply(decoded(value), 0)
     if found is None and isinstance(value, str):
         return {"role": "assistant", "content": value}  # text that only looks like JSON
     return found
 
 
-def _decoded(value: Any) -> Any:
+def asked_of(value: Any) -> list[Message]:
+    """Like `prompt_of`, and for arguments of any other name what they say: the one text, or all as JSON.
+
+    For what people judge as a whole, such as a traced function, whose question must not be lost because its
+    argument is called `ticket`.
+
+    >>> asked_of({"ticket": "My order is late."})
+    [{'role': 'user', 'content': 'My order is late.'}]
+    """
+    value = decoded(value)
+    found = _prompt(value, 0)
+    if found or not isinstance(value, dict):
+        return found
+    given = {name: one for name, one in value.items() if one not in (None, "", [], {})}
+    if not given:
+        return []
+    (first, *rest) = given.values()
+    return [{"role": "user", "content": _text(given if rest else first)}]
+
+
+def decoded(value: Any) -> Any:
     """The value in a string of JSON, however often encoded; a string that is none stays one."""
     for _ in range(3):
         if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[", '"'):
@@ -64,8 +84,8 @@ def _prompt(value: Any, depth: int) -> list[Message]:
     if isinstance(value, list):
         if value and all(isinstance(item, str) for item in value):
             return _prompt("\n".join(value), depth)
-        if value and all(isinstance(item, list) for item in value):  # LangChain's batches of one
-            return _prompt(value[0], depth + 1)
+        if value and all(isinstance(item, list) for item in value) and _message(value[0]) is None:
+            return _prompt(value[0], depth + 1)  # LangChain's batches of one
         return [message for item in value if (message := _message(item)) is not None]
     if not isinstance(value, dict):
         return []
@@ -99,10 +119,12 @@ def _system(value: dict[str, Any]) -> str:
 
 def _message(item: Any) -> Message | None:
     """One message of a list; None when it is none."""
+    if isinstance(item, list) and len(item) == 2 and all(isinstance(one, str) for one in item):
+        item = {"role": item[0], "content": item[1]}  # LangGraph's short form
     if not isinstance(item, dict):
         return None
     if isinstance(item.get("kwargs"), dict) and item.get("lc"):  # a serialised LangChain message
-        item = item["kwargs"]
+        item = {"type": _class_of(item.get("id")), **item["kwargs"]}
     kind = item.get("type")
     if kind in _CALLS and "role" not in item:
         return {"role": "assistant", "content": "", "tool_calls": [_call(item)]}
@@ -117,10 +139,9 @@ def _message(item: Any) -> Message | None:
     if role == "user" and isinstance(body, list) and body and all(_is_result(part) for part in body):
         role = "tool"  # some providers send results in the user's name
     extra = item.get("additional_kwargs")
-    for holder in (item, extra if isinstance(extra, dict) else {}):
-        calls += [_call(call) for call in _dicts(holder.get("tool_calls"))]
-    if calls and isinstance(item.get("tool_calls"), list) and isinstance(extra, dict):
-        calls = _distinct(calls)
+    holders = (item, extra if isinstance(extra, dict) else {})
+    # LangChain keeps what the provider sent beside its own form, so a call may stand in three places.
+    calls = _together(*[[_call(call) for call in _dicts(one.get("tool_calls"))] for one in holders], calls)
     reasoning = reasoning or _string(item.get("reasoning_content")) or _string(item.get("reasoning"))
     message: Message = {"role": role, "content": content}
     if isinstance(item.get("name"), str) and item["name"]:
@@ -130,6 +151,13 @@ def _message(item: Any) -> Message | None:
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _class_of(path: Any) -> str | None:
+    """`human` of `["langchain_core", "messages", "HumanMessageChunk"]`: LangChain.js tells the role only there."""
+    if not isinstance(path, list) or not path or not isinstance(path[-1], str):
+        return None
+    return path[-1].removesuffix("Chunk").removesuffix("Message").casefold()
 
 
 def _content(value: Any) -> tuple[str, str, list[dict[str, Any]]]:
@@ -181,10 +209,10 @@ def _call(part: dict[str, Any]) -> dict[str, Any]:
     """A tool call in OpenAI's form."""
     function = part.get("function")
     source = function if isinstance(function, dict) else part
-    name = source.get("name") or source.get("toolName")
-    arguments: Any = next(
-        (source[key] for key in ("arguments", "input", "args", "server_tool_call") if key in source), {}
-    )
+    # `raw_…` is what the model wrote where it named no known tool or wrote no valid arguments (TensorZero).
+    name = source.get("name") or source.get("toolName") or source.get("raw_name")
+    places = ("arguments", "input", "args", "server_tool_call", "raw_arguments")
+    arguments: Any = next((source[key] for key in places if source.get(key) is not None), {})
     called: dict[str, Any] = {
         "type": "function",
         "function": {"name": _text(name), "arguments": _text(arguments)},
@@ -234,6 +262,9 @@ def _reply_in_list(value: list[Any], depth: int) -> Message | None:
         return last[-1] if last else None
     if value and all(isinstance(item, list) for item in value):
         return _reply(value[0], depth + 1)
+    for item in value:  # LangChain's generations, whose text lacks the tool calls of their message
+        if isinstance(item, dict) and isinstance(item.get("message"), dict):
+            return _reply(item["message"], depth + 1)
     if any(
         isinstance(item, dict) and ({"type", "text", "toolCallId", "parts"} & item.keys()) for item in value
     ):
@@ -244,8 +275,13 @@ def _reply_in_list(value: list[Any], depth: int) -> Message | None:
     return _reply(value[0], depth + 1) if len(value) == 1 else None
 
 
-def _distinct(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [call for n, call in enumerate(calls) if call not in calls[:n]]
+def _together(*groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls of all groups, but those that an earlier group has: of the same id, or equal."""
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        ids, known = {call["id"] for call in found if "id" in call}, list(found)
+        found += [call for call in group if call.get("id") not in ids and call not in known]
+    return found
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

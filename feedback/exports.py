@@ -185,11 +185,13 @@ def content_id(prefix: str, *parts: Any) -> str:
 _EDITED_S = 60.0
 
 
-def revised(feedback_id: str, created: Any, updated: Any) -> tuple[str, str | None]:
+def revised(
+    feedback_id: str, created: Any, updated: Any, within_s: float = _EDITED_S
+) -> tuple[str, str | None]:
     """Id and time of a signal that tools let people change afterwards.
 
-    A change more than a minute after creation is a signal of its own, newer than the first, so that the newest
-    wins; below that it is how the tool stores things.
+    A change more than a minute (`within_s`) after creation is a signal of its own, newer than the first, so that
+    the newest wins; below that it is how the tool stores things.
     """
     first, last = time_of(created), time_of(updated)
     if first is None or last is None:
@@ -198,7 +200,7 @@ def revised(feedback_id: str, created: Any, updated: Any) -> tuple[str, str | No
         later = (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
     except (ValueError, TypeError):
         return feedback_id, first
-    return (f"{feedback_id}@{last}", last) if later > _EDITED_S else (feedback_id, first)
+    return (f"{feedback_id}@{last}", last) if later > within_s else (feedback_id, first)
 
 
 def without_none(**fields: Any) -> dict[str, Any]:

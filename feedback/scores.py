@@ -17,8 +17,12 @@ _VERDICTS = (
     *_UNMISTAKABLE, "feedback", "user_feedback", "user_score", "helpful", "is_helpful", "correct", "is_correct",
     "good", "is_good",
 )  # fmt: skip
-
-
+_WORDS = {
+    "yes": True, "true": True, "up": True, "thumbs_up": True, "like": True, "good": True, "positive": True,
+    "correct": True, "helpful": True, "pass": True, "no": False, "false": False, "down": False,
+    "thumbs_down": False, "dislike": False, "bad": False, "negative": False, "incorrect": False,
+    "unhelpful": False, "not_helpful": False, "fail": False,
+}  # fmt: skip
 _MAX = sys.float_info.max
 
 
@@ -28,7 +32,7 @@ class Scores(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     thumbs: tuple[str, ...] = _VERDICTS
-    """Names under which `true` means a good reply and `false` a bad one."""
+    """Names under which `true` or `yes` means a good reply and `false` or `no` a bad one."""
     numeric_thumbs: tuple[str, ...] = _UNMISTAKABLE
     """Names under which 1 means a good reply and 0 or -1 a bad one. Fewer: 1 could be one star of five."""
     scales: dict[str, tuple[float, float]] = Field(default_factory=dict)
@@ -63,7 +67,8 @@ def signal_of(
             return "thumb", 1 if value == 1 else -1
         return "outcome", {"metric": name, "value": float(value)}
     if isinstance(value, str):
-        return "comment", {"text": value}
+        verdict = _WORDS.get(_folded(value.strip())) if _among(name, scores.thumbs) else None
+        return ("comment", {"text": value}) if verdict is None else ("thumb", 1 if verdict else -1)
     raise ValueError("a score is neither boolean, number nor text")
 
 

@@ -8,11 +8,11 @@ other reply bears the trace's id and its span's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from feedback.chat import Message, prompt_of, reply_of
+from feedback.chat import Message, asked_of, prompt_of, reply_of
 from feedback.exports import UNDATED, Drop, Item, as_json, without_none
 
 MODEL = "model"
@@ -95,7 +95,7 @@ def replies_of(trace: Trace) -> Replies:
         if span.id in found:
             reply_id = trace.answer_id if span.id == answer else f"{trace.answer_id}-{span.id}"
             made.of_span[span.id] = reply_id
-            made.items.append(_interaction(trace, span, found[span.id][1], reply_id, by_id))
+            made.items.append(_interaction(trace, *found[span.id], reply_id, by_id))
         elif span.kind == MODEL:
             made.items.append(Drop("wrapper_span" if span.id in wrappers else "no_reply"))
         else:
@@ -139,12 +139,12 @@ def _instant(time: str | None) -> float:
 
 def _whole(trace: Trace) -> tuple[Span, Message] | None:
     """A trace without any model's reply, read as one reply: its outermost span."""
-    roots = [span for span in trace.spans if span.parent is None]
-    if not roots:
+    root = next((span for span in trace.spans if span.parent is None), None)
+    if root is None:
         return None
-    asked = roots[0].asked if trace.asked is None else trace.asked
-    reply = reply_of(roots[0].answered if trace.answered is None else trace.answered)
-    return (roots[0], reply) if reply is not None and prompt_of(asked) else None
+    asked = asked_of(root.asked if trace.asked is None else trace.asked)
+    reply = reply_of(root.answered if trace.answered is None else trace.answered)
+    return (replace(root, asked=asked), reply) if reply is not None and asked else None
 
 
 def _interaction(

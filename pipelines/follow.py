@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from feedback.sources import Partition
 from . import events_table, sources
 from .errors import BrokerError, InputError, OutrunError
 from .events_table import Position
-from .ingest import IngestConfig, IngestSummary, Work, drain
+from .ingest import IngestConfig, IngestSummary, Work, drain, tell_source
 from .kafka.dead_letters import send_new
 from .kafka.settings import is_url, parse_url
 from .workspace import Layout
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .runner import RunnerConfig
 
 RATE_WINDOW_S = 30.0
+MIRROR_S = 5.0
+"""Seconds between two writes of offsets to the consumer group, as Kafka's own clients have it."""
 ONCE_TRIES = 3
 """How often in a row a broker may fail before a bounded read gives up."""
 
@@ -151,6 +153,8 @@ class _Follower:
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._unsent = True
         self._member: Membership | None = None
+        self._mirrored = time.monotonic()
+        self._to_mirror: tuple[Sequence[Partition], Mapping[str, int]] = ((), {})
 
     def run(self) -> IngestSummary:
         """Rounds until stopped, or until the goal is reached."""
@@ -179,6 +183,7 @@ class _Follower:
                     self._stop.wait(idle)
                     idle = min(2 * idle, self._config.idle_max_s)
         finally:
+            self._mirror((), {})
             if self._member is not None:
                 self._member.close()
             self._status.summary.seconds = round(time.monotonic() - started, 3)
@@ -194,14 +199,14 @@ class _Follower:
         bounded = [part for part in self._bounded(ours, at) if at[part.id] != part.end]
         if not bounded:
             self._send_dead_letters()
+            self._mirror((), {})
             self._tell(state="idle", lag=_lag(ours, at), problem="")
             return False
         self._tell(state="reading", lag=_lag(ours, at), problem="")
         done = drain(bounded, self._work, now=datetime.now(UTC), checked=self._checked)
         before, at = at, self._positions(ours)
         self._add(done, len(ours), moved=at != before)
-        if self._member is not None:
-            self._mirror(ours, at)
+        self._mirror(ours, at)
         self._unsent = self._unsent or bool(done.dead_letters)
         self._send_dead_letters()
         self._tell(lag=_lag(ours, at))
@@ -239,11 +244,23 @@ class _Follower:
             for part in parts
         ]
 
-    def _mirror(self, parts: list[Partition], at: Mapping[str, int]) -> None:
-        from .kafka.source import topic_and_number
+    def _mirror(self, parts: Sequence[Partition], at: Mapping[str, int]) -> None:
+        """Shows lag tools where we are: now and then while there is much to do, at once when there is not."""
+        if parts:
+            self._to_mirror = (parts, at)
+            if time.monotonic() - self._mirrored < MIRROR_S:
+                return
+        parts, at = self._to_mirror
+        self._to_mirror = ((), {})
+        if not parts:
+            return
+        if self._member is not None:
+            from .kafka.source import topic_and_number
 
-        assert self._member is not None
-        self._member.commit({topic_and_number(part): at[part.id] for part in parts})
+            self._member.commit({topic_and_number(part): at[part.id] for part in parts})
+        else:
+            tell_source(parts, self._work)
+        self._mirrored = time.monotonic()
 
     def _send_dead_letters(self) -> None:
         if self._unsent:

@@ -39,6 +39,8 @@ from .workspace import Layout, staging_folder
 if TYPE_CHECKING:
     from .ingest_transforms import Receipt
 
+_MODULES = {sources.KAFKA: ("kafka", "pipelines.kafka.source")}
+"""What reading a source imports, where that takes long."""
 _RECORD_BYTES = 1_000
 """What a record is taken to have, to tell large work from small."""
 
@@ -138,6 +140,7 @@ def ingest(
     partitions = sources.partitions(path, source, settings)
     work = Work(source, settings, layout, config, runner)
     summary = drain(partitions, work, now=now or datetime.now(UTC), progress=progress)
+    tell_source(partitions, work)
     summary.sent_dead_letters = send_new(layout, config.dead_letters)
     return summary
 
@@ -229,7 +232,9 @@ def _rounds(
             checked.update(before)
             return
         workers = (work.runner or RunnerConfig()).processes(_records(ranges))
-        processes.start(workers)  # they import while this process imports what it needs itself
+        processes.start(
+            workers, *_MODULES.get(work.source, ())
+        )  # they import while this process imports what it needs itself
         receipts = _run(ranges, staging, work, now, workers)
         positions = {**{gap.partition: reached[gap.partition] for gap in expired}}
         positions |= advance(ranges, receipts, reached)
@@ -242,7 +247,6 @@ def _rounds(
             conflicts, committed = 0, True
             checked.update({**before, **positions})
             _count(summary, receipts, expired)
-            _tell_source(partitions, positions, work)
         elif (conflicts := conflicts + 1) > work.config.max_conflicts:
             raise OutrunError(
                 "Other writers of this workspace were first every time.",
@@ -303,8 +307,8 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
         (
             pipeline
             | "Ranges" >> given(list(ranges), work.runner)
-            | "ReadBatches" >> steps.ReadBatches(sizes, staging, manner)
-            | "Validate" >> steps.Validate(config.limits, config.expectations, now, sizes, manner)
+            | "ReadBatches" >> steps.ReadBatches(sizes, manner)
+            | "Validate" >> steps.Validate(config.limits, config.expectations, now, sizes, staging, manner)
             | "WriteFiles" >> steps.WriteFiles(staging, folder, manner)
         )
 
@@ -312,10 +316,12 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
     return steps.read_receipts(folder)
 
 
-def _tell_source(partitions: Sequence[Partition], positions: Mapping[str, Position], work: Work) -> None:
-    """Lets a source that wants it know what is committed."""
+def tell_source(partitions: Sequence[Partition], work: Work) -> None:
+    """Lets a source that wants it know what is committed; nothing depends on it."""
     tell = getattr(sources.load(work.source), "after_commit", None)
-    if tell is not None:
+    if tell is not None and partitions:
+        table = events_table.open_table(work.layout)
+        positions = {part.id: events_table.position(table, part.id).offset for part in partitions}
         tell(partitions, positions, sources.settings_of(work.source, work.settings))
 
 

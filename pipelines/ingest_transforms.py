@@ -12,9 +12,8 @@ works a batch twice leaves two receipts for the same range, of which `read_recei
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -28,45 +27,28 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from feedback.sources import Record
 from feedback.tables import EVENTS, to_table
 from feedback.validation import Limits, Rejected
 
 from . import parsing
-from .events_table import KINDS, checksum
+from .events_table import KINDS
 from .expectations import Expectations, ExpectationsConfig
+from .parsing import Parsed
 from .processes import Ahead
 from .ranges import Manner, Range, Sizes
 from .sources import load
 
-_PIECE_RECORDS = 5_000
-_PIECE_BYTES = 8 * 2**20
-_AHEAD = 6
-"""Pieces that are parsed, and batches that are written, beside this process while it goes on."""
+_AHEAD = 8
+"""Batches that are read, and rows that are written, beside this process while it goes on."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The records that start in `[lo, hi)` of one partition, as a file; those of a few neighbours are checked together.
-
-    Attributes:
-        more: Whether reading stopped here for this commit, although the range goes on.
-        path: Arrow file in `parsing.RECORDS`; empty where there are none (a range of blank lines).
-        received: Number of records.
-        size: Their bytes.
-        last: Offset of the last record, -1 when there is none.
-        checksum: `events_table.checksum` of that record.
-    """
+    """A part of a range that is read at once."""
 
     range: Range
-    lo: int
-    hi: int
-    more: bool
-    path: str = ""
-    received: int = 0
-    size: int = 0
-    last: int = -1
-    checksum: int = 0
+    more: bool = False
+    """Whether this commit ends here, although what was asked goes on."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +78,20 @@ class Checked:
 
 
 class ReadBatches(beam.PTransform):
-    """Ranges → batches of records, in order, until the range or one commit's worth of it is read.
+    """Ranges → batches: parts of them to be read, one commit's worth at most.
 
     Args:
-        sizes: Bounds of batches and commits.
-        staging: Where the records are spilled; storage that the driver and all workers see.
+        sizes: Bounds of commits.
         manner: What may be relied on where the work is done.
     """
 
-    def __init__(self, sizes: Sizes, staging: Path, manner: Manner):
+    def __init__(self, sizes: Sizes, manner: Manner):
         super().__init__()
-        self.read = ReadRange(sizes, staging, manner)
+        self.cut = CutRange(sizes, manner)
 
     def expand(self, pcoll: Any) -> Any:
         """PCollection of `Range` → PCollection of `Batch`."""
-        return pcoll | "ReadRange" >> beam.ParDo(self.read)
+        return pcoll | "CutRange" >> beam.ParDo(self.cut)
 
 
 class Validate(beam.PTransform):
@@ -120,7 +101,8 @@ class Validate(beam.PTransform):
         limits: What is too much for one event.
         expectations: What must hold of the rows.
         now: Ingest time, aware.
-        sizes: Bounds of what is checked at once.
+        sizes: Bounds of what is checked at once, and of commits.
+        staging: Where the rows go; storage that the driver and all workers see.
         manner: What may be relied on where the work is done.
     """
 
@@ -130,10 +112,11 @@ class Validate(beam.PTransform):
         expectations: ExpectationsConfig,
         now: datetime,
         sizes: Sizes,
+        staging: Path,
         manner: Manner,
     ):
         super().__init__()
-        self.check = Check(limits, expectations, now, sizes, manner)
+        self.check = Check(limits, expectations, now, sizes, staging, manner)
 
     def expand(self, pcoll: Any) -> Any:
         """PCollection of `Batch` → PCollection of `Checked`."""
@@ -158,56 +141,36 @@ class WriteFiles(beam.PTransform):
         return pcoll | "WriteBatch" >> beam.ParDo(self.write)
 
 
-class ReadRange(beam.DoFn):
-    """Range → batches that follow each other without a gap."""
+class CutRange(beam.DoFn):
+    """Range → parts of it for several processes, where the source can be cut; else the range itself."""
 
-    def __init__(self, sizes: Sizes, staging: Path, manner: Manner):
-        self.sizes, self.staging = sizes, staging
-        # Pieces of what is checked at once, where they can be put together again.
-        self.most_records = min(
-            _PIECE_RECORDS if manner.in_process else sizes.batch_records, sizes.batch_records
-        )
-        self.most_bytes = min(_PIECE_BYTES if manner.in_process else sizes.batch_bytes, sizes.batch_bytes)
+    def __init__(self, sizes: Sizes, manner: Manner):
+        self.sizes, self.manner = sizes, manner
 
     def process(self, element: Range) -> Iterator[Batch]:
-        """Holds one batch in memory at a time."""
+        """Parts that follow each other without a gap."""
         source = load(element.source)
+        cuts = getattr(source, "cuts", None)
+        if cuts is None or self.manner.processes == 0:
+            yield Batch(element)
+            return
+        lo, records, size = element.lo, 0, 0
         config = source.Config(**element.source_config)
-        batch: list[Record] = []
-        lo, size, records_read, bytes_read = element.lo, 0, 0, 0
-        for record in source.read(element.partition, element.lo, element.hi, config):
-            if record.offset == element.last:
-                # The end of the file when it was read, and its line has ended since. The record is there.
-                if checksum(record.raw) == element.checksum:
-                    continue
-                # It was read before it was complete: a record of its own, at a place of its own.
-                record = record._replace(offset=element.lo)
-            batch.append(record)
-            size += len(record.raw)
-            if len(batch) < self.most_records and size < self.most_bytes:
-                continue
-            records_read, bytes_read = records_read + len(batch), bytes_read + size
-            more = records_read >= self.sizes.commit_records or bytes_read >= self.sizes.commit_bytes
-            yield self._spilled(element, lo, record.next_offset, more, batch, size)
+        for cut in cuts(element.partition, element.lo, element.hi, config):
+            records, size = records + cut.records, size + cut.size
+            more = records >= self.sizes.commit_records or size >= self.sizes.commit_bytes
+            yield Batch(replace(element, lo=lo, hi=cut.offset), more)
             if more:
                 return
-            lo, batch, size = record.next_offset, [], 0
-        if lo < element.hi or batch:
-            hi = max(element.hi, batch[-1].next_offset) if batch else element.hi
-            yield self._spilled(element, lo, hi, False, batch, size)
-
-    def _spilled(self, asked: Range, lo: int, hi: int, more: bool, batch: list[Record], size: int) -> Batch:
-        if not batch:
-            return Batch(asked, lo, hi, more)
-        path, last = parsing.spill_records(batch, self.staging), batch[-1]
-        return Batch(asked, lo, hi, more, path, len(batch), size, last.offset, checksum(last.raw))
+            lo = cut.offset
+        yield Batch(replace(element, lo=lo))
 
 
 class Check(beam.DoFn):
     """Batches → rows. Never fails on a record's content.
 
-    Batches are parsed in processes beside this one while it reads the next ones, and held until enough rows are
-    there, as a run of Great Expectations takes as long for one row as for thousands.
+    Batches are read and parsed in processes beside this one, and held until enough rows are there, as a run of
+    Great Expectations takes as long for one row as for thousands.
     """
 
     def __init__(
@@ -216,10 +179,11 @@ class Check(beam.DoFn):
         expectations: ExpectationsConfig,
         now: datetime,
         sizes: Sizes,
+        staging: Path,
         manner: Manner,
     ):
         self.limits, self.expectations, self.now = limits, expectations, now
-        self.sizes, self.manner = sizes, manner
+        self.sizes, self.staging, self.manner = sizes, staging, manner
 
     def setup(self) -> None:
         """Builds the suite once per worker."""
@@ -228,90 +192,91 @@ class Check(beam.DoFn):
     def start_bundle(self) -> None:
         """Nothing is held back from one bundle to the next."""
         self.ahead = Ahead(self.manner.processes, ahead=_AHEAD)
-        self.parsed: list[tuple[Batch, str]] = []
+        self.parsed: list[tuple[Range, Parsed]] = []
 
     def process(self, element: Batch) -> Iterator[Checked]:
         """Yields what is complete by now."""
-        given = (element.path, element.range.source, element.range.partition.id, self.now, self.limits)
-        calls = [(parsing.parse, given)] if element.path else []
-        for batch, paths in self.ahead.add(element, calls):
-            self.parsed.append((batch, *paths) if paths else (batch, ""))
-            if self._enough():
-                yield from self._checked()
+        given = (element.range, self.sizes, self.now, self.limits, self.staging)
+        for batch, (pieces,) in self.ahead.add(element, [(parsing.parse, given)]):
+            yield from self._take(batch, pieces)
+        if not self.manner.in_process:
+            yield from self._checked()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         """What was held back."""
-        for batch, paths in self.ahead.rest():
-            self.parsed.append((batch, *paths) if paths else (batch, ""))
+        for batch, (pieces,) in self.ahead.rest():
+            for checked in self._take(batch, pieces):
+                yield GlobalWindows.windowed_value(checked)
         for checked in self._checked():
             yield GlobalWindows.windowed_value(checked)
 
-    def _enough(self) -> bool:
-        if not self.manner.in_process:
-            return True
-        records = sum(batch.received for batch, _ in self.parsed)
-        size = sum(batch.size for batch, _ in self.parsed)
-        return records >= self.sizes.batch_records or size >= self.sizes.batch_bytes
+    def _take(self, batch: Batch, pieces: list[Parsed]) -> Iterator[Checked]:
+        """Adds what was parsed; yields what is enough."""
+        for number, piece in enumerate(pieces, 1):
+            more = piece.more or (batch.more and number == len(pieces))
+            self.parsed.append((batch.range, replace(piece, more=more)))
+            rows = sum(held.received for _, held in self.parsed)
+            size = sum(held.size for _, held in self.parsed)
+            if rows >= self.sizes.batch_records or size >= self.sizes.batch_bytes:
+                yield from self._checked()
 
     def _checked(self) -> Iterator[Checked]:
         """All that is parsed; what follows each other in a partition becomes one."""
         parsed, self.parsed = self.parsed, []
-        tables = [parsing.read([path] if path else [], EVENTS) for _, path in parsed]
+        tables = [parsing.read([piece.path] if piece.path else [], EVENTS) for _, piece in parsed]
         failures = sorted(self.suite.failures(pa.concat_tables(tables)).items()) if parsed else []
         done, first = [], 0
-        for (batch, path), table in zip(parsed, tables, strict=True):
+        for (asked, piece), table in zip(parsed, tables, strict=True):
             failed = {row - first: name for row, name in failures if first <= row < first + table.num_rows}
             first += table.num_rows
             if failed:
-                table = self._without_failures(table, batch, failed)
-                path = parsing.write(table, Path(path).parent)
-            if self.manner.in_process and batch.path:
-                parsing.remove([batch.path])
-            done.append((batch, path, _counts(table["kind"]), _counts(table["reason"].drop_null())))
-        for _, run in groupby(done, key=lambda each: each[0].range.partition.id):
-            yield _joined(list(run))
+                table = self._without_failures(table, replace(asked, lo=piece.lo, hi=piece.hi), failed)
+                piece = replace(piece, path=parsing.write(table, self.staging))
+            done.append((asked.partition.id, piece, table))
+        for partition, run in groupby(done, key=lambda each: each[0]):
+            yield _joined(partition, [(piece, table) for _, piece, table in run])
 
-    def _without_failures(self, table: pa.Table, batch: Batch, failures: dict[int, str]) -> pa.Table:
+    def _without_failures(self, table: pa.Table, asked: Range, failures: dict[int, str]) -> pa.Table:
         """Rows that fail an expectation become dead letters that keep the bytes as they came."""
-        rows = pa.array(list(failures), pa.int64())
-        raws = parsing.read([batch.path], parsing.RECORDS).take(rows).to_pylist()
-        ids = table["event_id"].take(rows).to_pylist()
+        records = list(parsing.records(asked))
+        if len(records) != table.num_rows:
+            raise RuntimeError(f"{asked.partition.id} changed while it was read")
+        ids = table["event_id"].take(pa.array(list(failures), pa.int64())).to_pylist()
         refused = to_table(
             [
                 Rejected(
                     reason=f"expectation:{name}",
                     detail=f"the batch expectation {name} does not hold",
-                    raw=record["raw"],
+                    raw=records[row].raw,
                     event_id=event_id,
                 )
-                for name, record, event_id in zip(failures.values(), raws, ids, strict=True)
+                for (row, name), event_id in zip(failures.items(), ids, strict=True)
             ],
-            offsets=[record["offset"] for record in raws],
+            offsets=[records[row].offset for row in failures],
             ingest_time=self.now,
-            source=batch.range.source,
-            partition=batch.range.partition.id,
+            source=asked.source,
+            partition=asked.partition.id,
         )
         keep = np.ones(table.num_rows, dtype=bool)
         keep[list(failures)] = False
         return pa.concat_tables([table.filter(pa.array(keep)), refused])
 
 
-def _joined(run: Sequence[tuple[Batch, str, dict[str, int], dict[str, int]]]) -> Checked:
-    """Batches that follow each other, with the sums of their counts, as one."""
-    batches = [batch for batch, *_ in run]
-    newest = next((batch for batch in reversed(batches) if batch.path), batches[-1])
-    rows: Counter[str] = sum((Counter(kinds) for _, _, kinds, _ in run), Counter())
-    reasons: Counter[str] = sum((Counter(found) for *_, found in run), Counter())
+def _joined(partition: str, run: Sequence[tuple[Parsed, pa.Table]]) -> Checked:
+    """Pieces that follow each other, with the sums of their counts, as one."""
+    pieces = [piece for piece, _ in run]
+    newest = next((piece for piece in reversed(pieces) if piece.path), pieces[-1])
+    table = pa.concat_tables([table for _, table in run])
     return Checked(
-        tuple(path for _, path, *_ in run if path),
+        tuple(piece.path for piece in pieces if piece.path),
         Receipt(
-            partition_id=batches[0].range.partition.id,
-            lo=batches[0].lo,
-            hi=batches[-1].hi,
-            more=batches[-1].more,
-            received=sum(batch.received for batch in batches),
-            rows=dict.fromkeys(KINDS, 0) | rows,
-            reasons=dict(reasons),
+            partition_id=partition,
+            lo=pieces[0].lo,
+            hi=pieces[-1].hi,
+            more=pieces[-1].more,
+            received=sum(piece.received for piece in pieces),
+            rows=dict.fromkeys(KINDS, 0) | _counts(table["kind"]),
+            reasons=_counts(table["reason"].drop_null()),
             last=newest.last,
             checksum=newest.checksum,
         ),

@@ -1,15 +1,19 @@
-"""What a process beside an ingest runs: records to rows of the events table, and rows to Parquet.
+"""What a process beside an ingest runs: a range to rows of the events table, and rows to Parquet.
 
-Records and rows are handed over as Arrow files in a staging folder; the processes see their paths only. File
-names are drawn by chance, so a repeated attempt never overwrites what another wrote.
+A range is read where its rows are made, and rows are handed over as Arrow files in a staging folder, so that
+neither records nor rows go from process to process. File names are drawn by chance, so a repeated attempt never
+overwrites what another wrote.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,38 +24,111 @@ from feedback.sources import Record
 from feedback.tables import EVENTS, rows_to_table
 from feedback.validation import Limits
 
-RECORDS: pa.Schema = pa.schema([("raw", pa.large_binary()), ("offset", pa.int64())])
-"""Records as they are spilled: their bytes, and where in the partition each one starts."""
+from .events_table import checksum
+from .ranges import Range, Sizes
+from .sources import load
+
+PIECE_RECORDS = 5_000
+PIECE_BYTES = 8 * 2**20
+"""What is held in memory at once, beside its rows."""
+_PIECES_HELD = 4
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The records that start in `[lo, hi)` of one partition, as rows.
+
+    Attributes:
+        more: Whether reading stopped here for this commit, although the range goes on.
+        path: Arrow file in `EVENTS`; empty where there are no records (a range of blank lines).
+        received: Number of records.
+        size: Their bytes.
+        last: Offset of the last record, -1 when there is none.
+        checksum: `events_table.checksum` of that record.
+    """
+
+    lo: int
+    hi: int
+    more: bool = False
+    path: str = ""
+    received: int = 0
+    size: int = 0
+    last: int = -1
+    checksum: int = 0
+
+
+def records(asked: Range) -> Iterator[Record]:
+    """The records of a range that are new."""
+    source = load(asked.source)
+    for record in source.read(asked.partition, asked.lo, asked.hi, source.Config(**asked.source_config)):
+        if record.offset != asked.last:
+            yield record
+        # The end of the file when it was read, and its line has ended since. The record may be there.
+        elif checksum(record.raw) != asked.checksum:
+            # It was read before it was complete: a record of its own, at a place of its own.
+            yield record._replace(offset=asked.lo)
+
+
+def parse(asked: Range, sizes: Sizes, now: datetime, limits: Limits, staging: Path) -> list[Parsed]:
+    """Reads a range, or one commit's worth of it, and makes rows: one for each record, in their order.
+
+    Args:
+        asked: What to read.
+        sizes: Bounds of a commit.
+        now: Ingest time, aware.
+        limits: What is too much for one event.
+        staging: Where the Arrow files go.
+
+    Returns:
+        Pieces that follow each other without a gap from `asked.lo` on.
+    """
+    done: list[Parsed] = []
+    held: list[Record] = []
+    lo, size, records_read, bytes_read = asked.lo, 0, 0, 0
+    most = min(PIECE_RECORDS, sizes.batch_records)
+
+    def piece(hi: int, more: bool) -> Parsed:
+        if not held:
+            return Parsed(lo, hi, more)
+        rows = fast_parse.rows([record.raw for record in held], now=now, limits=limits)
+        table = rows_to_table(
+            rows,
+            source=asked.source,
+            partition=asked.partition.id,
+            offsets=[record.offset for record in held],
+            ingest_time=now,
+        )
+        last = held[-1]
+        path = write(table, staging)
+        return Parsed(lo, hi, more, path, len(held), size, last.offset, checksum(last.raw))
+
+    for record in records(asked):
+        held.append(record)
+        size += len(record.raw)
+        if len(held) < most and size < PIECE_BYTES:
+            continue
+        records_read, bytes_read = records_read + len(held), bytes_read + size
+        more = records_read >= sizes.commit_records or bytes_read >= sizes.commit_bytes
+        done.append(piece(record.next_offset, more))
+        if more:
+            return done
+        lo, size = record.next_offset, 0
+        held.clear()
+    if lo < asked.hi or held:
+        done.append(piece(max(asked.hi, held[-1].next_offset) if held else asked.hi, False))
+    return done
+
 
 _FILE = pa.schema([column for column in EVENTS if column.name != "kind"])
 # Columns that repeat a few values; a dictionary of the others would only be built and thrown away.
 _REPEATING = [
     "agent", "ingest_time", "reason", "schema_version", "session_id", "source", "partition", "user_id",
 ]  # fmt: skip
-
-
-def spill_records(records: Sequence[Record], folder: Path) -> str:
-    """Writes records beside the others and gives the path that stands for them from here on."""
-    raws = pa.array([record.raw for record in records], pa.large_binary())
-    offsets = pa.array([record.offset for record in records], pa.int64())
-    return write(pa.table([raws, offsets], schema=RECORDS), folder)
-
-
-def parse(path: str, source: str, partition: str, now: datetime, limits: Limits) -> str:
-    """Spilled records to rows in `EVENTS`, one each, in their order; gives the path of these.
-
-    Args:
-        path: What `spill_records` gave; the file is kept.
-        source: Name of the source.
-        partition: Id of the partition.
-        now: Ingest time, aware.
-        limits: What is too much.
-    """
-    records = read([path], RECORDS)
-    rows = fast_parse.rows(records["raw"].to_pylist(), now=now, limits=limits)
-    offsets = records["offset"].to_pylist()
-    table = rows_to_table(rows, source=source, partition=partition, offsets=offsets, ingest_time=now)
-    return write(table, Path(path).parent)
+_FORMAT: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": _REPEATING,
+    "write_statistics": ["event_id", "event_time", "ingest_time", "offset"],
+}
 
 
 def write_kinds(paths: Sequence[str], folder: Path, tidy: bool) -> dict[str, str]:
@@ -65,26 +142,21 @@ def write_kinds(paths: Sequence[str], folder: Path, tidy: bool) -> dict[str, str
     Returns:
         The path of the file of each kind.
     """
-    table = read(paths, EVENTS)
     files: dict[str, str] = {}
-    for kind in sorted(pc.unique(table["kind"]).to_pylist()):
-        path = folder / f"{uuid.uuid4().hex}.parquet"
-        write_parquet(table.filter(pc.equal(table["kind"], kind)).drop_columns(["kind"]), path)
-        files[kind] = str(path)
-    if tidy:
-        remove(paths)
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for lo in range(0, len(paths), _PIECES_HELD):  # so that few rows are held at a time
+            some = paths[lo : lo + _PIECES_HELD]
+            table = read(some, EVENTS)
+            for kind in sorted(pc.unique(table["kind"]).to_pylist()):
+                if kind not in writers:
+                    files[kind] = str(folder / f"{uuid.uuid4().hex}.parquet")
+                    writers[kind] = stack.enter_context(pq.ParquetWriter(files[kind], _FILE, **_FORMAT))
+                rows = table.filter(pc.equal(table["kind"], kind)).drop_columns(["kind"])
+                writers[kind].write_table(rows.cast(_FILE))
+            for path in some if tidy else ():
+                Path(path).unlink(missing_ok=True)
     return files
-
-
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """Writes rows of `EVENTS` without `kind` as the events table keeps them."""
-    pq.write_table(
-        table.cast(_FILE),
-        path,
-        compression="zstd",
-        use_dictionary=_REPEATING,
-        write_statistics=["event_id", "event_time", "ingest_time", "offset"],
-    )
 
 
 def write(table: pa.Table, folder: Path) -> str:
@@ -102,9 +174,3 @@ def read(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
         with pa.memory_map(path) as source:
             tables.append(pa.ipc.open_file(source).read_all())
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def remove(paths: Iterable[str]) -> None:
-    """Removes files that were read for the last time."""
-    for path in paths:
-        Path(path).unlink(missing_ok=True)

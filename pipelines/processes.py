@@ -10,6 +10,7 @@ Workers run functions of this project on its own data; what is sent is bytes or 
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -33,8 +34,9 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     # What was freed is used again and not given back: on virtual machines new pages cost more than parsing.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_TRIM_THRESHOLD_": "268435456",
-    "MALLOC_MMAP_THRESHOLD_": "268435456",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "67108864",
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
 }
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -50,23 +52,28 @@ def available() -> int:
     return cores if cores > 1 else 0
 
 
-def start(count: int) -> list[Future[Any]]:
+def start(count: int, *modules: str) -> list[Future[Any]]:
     """Starts the processes, and lets them import what they will need while the caller goes on.
 
     Args:
         count: How many; 0 starts none.
+        modules: What to import besides parsing and joining.
 
     Returns:
         What is done when they are ready.
     """
-    started = [_submit(count, (_import, ())) for _ in range(count)]
+    started = [_submit(count, (_import, modules)) for _ in range(count)]
     return [future for future in started if future is not None]
 
 
-def _import() -> None:
+def _import(*modules: str) -> None:
+    import pandas  # noqa: F401  pyarrow imports it with the first array that is made from a list
+
     import pipelines.parsing
     import pipelines.shards  # noqa: F401
 
+    for name in modules:
+        importlib.import_module(name)
     time.sleep(_SPREAD_S)  # or the first process would take the call that is meant for the second
 
 

@@ -1,4 +1,4 @@
-"""The work of a large build on one shard: from paths of Arrow files to paths of Arrow files.
+"""The work of a large build on one shard: from names of tables in Arrow files to such names.
 
 Functions here are what a Beam stage or a process beside it runs; they know nothing of either. File names are
 drawn by chance, so a repeated attempt never overwrites what another wrote.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -24,24 +25,48 @@ from .grouping import GROUPED, decide, group_feedback, group_interactions
 from .groups_store.segment import STORED
 
 Spilled = list[tuple[int, str]]
-"""Number of a shard and path of a part of it."""
+"""Number of a shard and name of a part of it."""
+_BATCHES = "#"
+"""Between the path of a file and the numbers of the record batches in it that are meant."""
 
 
 def write_arrow(folder: Path, table: pa.Table) -> str:
-    """Writes a table beside the others and gives its path, which stands for it from here on."""
+    """Writes a table beside the others and gives its name, which stands for it from here on."""
+    return write_parts(folder, [(0, table)])[0][1]
+
+
+def write_parts(folder: Path, parts: Iterable[tuple[int, pa.Table]]) -> Spilled:
+    """Writes tables of one schema beside the others, all in one file: a thousand files would cost more than their rows.
+
+    Returns:
+        The number of each and its name.
+    """
     path = folder / f"{uuid.uuid4().hex}.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=65_536)
-    return str(path)
+    names: Spilled = []
+    with ExitStack() as stack:
+        writer, written = None, 0
+        for number, table in parts:
+            if writer is None:
+                sink = stack.enter_context(pa.OSFile(str(path), "wb"))
+                writer = stack.enter_context(pa.ipc.new_file(sink, table.schema))
+            batches = table.to_batches(max_chunksize=65_536)
+            for batch in batches:
+                writer.write_batch(batch)
+            names.append((number, f"{path}{_BATCHES}{written}-{written + len(batches)}"))
+            written += len(batches)
+    return names
 
 
-def read_arrow(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
-    """The tables of some paths as one, in the order of their paths and not in the runner's."""
-    tables = []
-    for path in sorted(paths):
+def read_arrow(names: Iterable[str], schema: pa.Schema) -> pa.Table:
+    """The tables of some names as one, in the order of their names and not in the runner's."""
+    batches: list[pa.RecordBatch] = []
+    for name in sorted(names):
+        path, _, numbers = name.rpartition(_BATCHES)
+        lo, hi = numbers.split("-")
         with pa.memory_map(path) as source:
-            tables.append(pa.ipc.open_file(source).read_all())
-    return pa.concat_tables(tables).cast(schema) if tables else schema.empty_table()
+            reader = pa.ipc.open_file(source)
+            batches += [reader.get_batch(number) for number in range(int(lo), int(hi))]
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
 def read_events(file: EventFile) -> Iterator[pa.Table]:
@@ -85,25 +110,23 @@ def by_group(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
 
 def spill_by_id(file: EventFile, staging: Path, shards: int) -> Spilled:
     """A file of the events table, divided by id."""
-    parts = (part for table in read_events(file) for part in by_id(table, shards))
-    return [(shard, write_arrow(staging, part)) for shard, part in parts]
+    return write_parts(staging, (part for table in read_events(file) for part in by_id(table, shards)))
 
 
 def group_replies(paths: list[str], staging: Path, shards: int) -> tuple[str, Spilled]:
-    """All interactions of some ids: the path of their prompt keys, and they themselves divided by group."""
+    """All interactions of some ids: the name of their prompt keys, and they themselves divided by group."""
     grouped, keys = group_interactions(read_arrow(paths, STORED))
-    spilled = [(shard, write_arrow(staging, part)) for shard, part in by_group(grouped, shards)]
-    return write_arrow(staging, keys), spilled
+    return write_arrow(staging, keys), write_parts(staging, by_group(grouped, shards))
 
 
 def group_signals(paths: list[str], keys: list[str], staging: Path, shards: int) -> Spilled:
     """All feedback of some ids, beside its prompt or where it waits, divided by group."""
     grouped = group_feedback(read_arrow(paths, STORED), read_arrow(keys, PROMPT_KEYS))
-    return [(shard, write_arrow(staging, part)) for shard, part in by_group(grouped, shards)]
+    return write_parts(staging, by_group(grouped, shards))
 
 
 def decide_shard(paths: list[str], config_json: str, staging: Path) -> dict[str, str]:
-    """All events of some groups, judged: the paths of the tables of a `Part`."""
+    """All events of some groups, judged: the names of the tables of a `Part`."""
     part = decide(read_arrow(paths, GROUPED), PreferConfig.model_validate_json(config_json))
     tables = {"events": part.events, "rows": part.rows, "prompts": part.prompts}
     return {name: write_arrow(staging, table) for name, table in tables.items()}

@@ -6,6 +6,7 @@ A source is a module (or `module:object` of your own) with
     partitions(path, config)        -> list[Partition]      what there is to read, and up to where
     read(partition, lo, hi, config) -> Iterator[Record]     the records of one range, as wire JSON
     sniff(head, path)               -> bool                 optional: whether this looks like that format
+    cuts(partition, lo, hi, config) -> Iterator[Cut]        optional: where a large range is cheaply divided
 
 A record belongs to the range in which it ends: `lo < next_offset <= hi`. So any way of cutting [0, end) into
 ranges yields every record exactly once. What a source cannot convert it hands on unchanged, for validation to
@@ -66,6 +67,20 @@ class Record(NamedTuple):
     offset: int
     next_offset: int
     raw: bytes
+
+
+class Cut(NamedTuple):
+    """A place where a range may be divided: records that start before it end before it.
+
+    Attributes:
+        offset: The place.
+        records: Records since the last one, at most.
+        size: Their bytes; 0 where they are not known before they are read.
+    """
+
+    offset: int
+    records: int
+    size: int
 
 
 class Source(Protocol):

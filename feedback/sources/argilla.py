@@ -10,12 +10,14 @@ Each reply becomes an interaction. A response becomes, by what its value is: a r
 reply, a vote; a number, a rating or an outcome; text, an edit where the question asks for a better reply, else a
 comment. A record with several replies tells only by ranking or label which it means, so its numbers and texts
 are about the first reply only where the question's name ends in the reply's, and are dropped otherwise.
-Suggestions (by models), drafts and discarded responses are dropped and counted.
+Suggestions (by models), drafts and discarded responses are dropped and counted; only records made with
+`flatten=True` say which responses are drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +163,8 @@ def _said(
     if isinstance(value, list):
         return _ranking(value, ids)
     if isinstance(value, str) and len(ids) > 1:
-        if value in ids:
-            return ids[value], vote(list(ids.values()), ids[value])
+        if (named := _named(value, ids)) is not None:
+            return ids[named], vote(list(ids.values()), ids[named])
         if value.casefold() in _TIES:
             return next(iter(ids.values())), vote(list(ids.values()), None)
     own = [
@@ -173,6 +175,16 @@ def _said(
         wanted = question in config.edits or any(word in question.casefold() for word in _EDITS)
         return about, ("edit" if wanted else "comment", {"text": value})
     return about, signal_of(question, value, config.scores)
+
+
+def _named(label: str, names: Iterable[str]) -> str | None:
+    """The reply that a label names: `response-2`, or `Response 2`, `2` and `B` where only one ends so."""
+    folded = {name: re.sub(r"[-_ ]+", " ", name).casefold().split() for name in names}
+    asked = re.sub(r"[-_ ]+", " ", label).casefold().split()
+    same = [name for name, words in folded.items() if words == asked]
+    ending = [name for name, words in folded.items() if len(asked) == 1 and words[-1:] == asked]
+    found = same or ending
+    return found[0] if len(found) == 1 else None
 
 
 def _ranking(value: list[Any], ids: dict[str, str]) -> tuple[str | None, tuple[str, Any] | None]:

@@ -8,8 +8,12 @@
       "predictions": []}]
 
 Each of the two replies becomes an interaction, each pairwise result a vote by annotator `labelstudio-3`; left is
-the first field, as the template shows it. Results of other kinds, skipped annotations and predictions of models
-are dropped and counted. The fields are found by name (`prompt`, `answer1`, `answer2` and the like) unless told.
+the first that the result's `to_name` names, where those are fields of the data. Results of other kinds, skipped
+annotations and predictions of models are dropped and counted. The fields are found by name (`prompt`, `answer1`,
+`answer2` and the like) unless told. The format JSON-MIN, one flat object an annotation, is read as well:
+
+    [{"prompt": "Explain tides", "answer1": "The moon …", "answer2": "Water …", "id": 7, "annotator": 3,
+      "annotation_id": 12, "created_at": "…", "updated_at": "…", "lead_time": 4.2, "pw": {"selected": "left"}}]
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from feedback import exports
-from feedback.chat import prompt_of, reply_of
+from feedback.chat import decoded, prompt_of, reply_of
 from feedback.comparisons import feedback, interaction, prompt_field, reply_fields, vote
 from feedback.exports import Drop, Item, as_json
 from feedback.sources import Partition, Record
@@ -57,11 +61,16 @@ def read(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Rec
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
     """Whether this is the beginning of such an export."""
-    return {"annotations", "data"} <= exports.shape(head)
+    keys = exports.shape(head)
+    flat = {"annotation_id", "annotator", "lead_time"} <= keys and b'"selected"' in head
+    return flat or {"annotations", "data"} <= keys
 
 
 def _convert(task: dict[str, Any], config: Config) -> Iterator[Item]:
-    made = _interactions(task["data"], config)
+    if "annotation_id" in task and "annotations" not in task:
+        task = _from_flat(task)
+    shown = _shown(task["annotations"], task["data"])
+    made = _interactions(task["data"], config, shown)
     yield from made
     ids = [one["interaction_id"] for one in made]
     for annotation in task["annotations"]:
@@ -76,9 +85,38 @@ def _convert(task: dict[str, Any], config: Config) -> Iterator[Item]:
     yield from [Drop("model_prediction")] * len(task.get("predictions") or [])
 
 
-def _interactions(data: dict[str, Any], config: Config) -> list[dict[str, Any]]:
-    asked = config.prompt or prompt_field(data)
-    found = [name for name in reply_fields(data) if name != asked]
+def _from_flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A task with one annotation, from JSON-MIN; its answers stand among the fields of the data."""
+    data, results = dict(row), []
+    for name, value in row.items():
+        only = decoded(value)
+        only = only[0] if isinstance(only, list) and len(only) == 1 else only
+        if isinstance(only, dict) and "selected" in only:
+            results.append({"from_name": name, "type": "pairwise", "value": only})
+            del data[name]
+    annotation = {
+        "id": row["annotation_id"],
+        "completed_by": row.get("annotator"),
+        "created_at": row.get("created_at"),
+        "updated_at": row.get("updated_at"),
+        "result": results,
+    }
+    return {"id": row.get("id"), "data": data, "annotations": [annotation]}
+
+
+def _shown(annotations: list[dict[str, Any]], data: dict[str, Any]) -> list[str]:
+    """The fields that were compared, left first, where the results name two fields of the data."""
+    for annotation in annotations:
+        for result in annotation.get("result") or []:
+            names = [name.strip() for name in str(result.get("to_name") or "").split(",")]
+            if result.get("type") == "pairwise" and len(names) == 2 and all(name in data for name in names):
+                return names
+    return []
+
+
+def _interactions(data: dict[str, Any], config: Config, shown: list[str]) -> list[dict[str, Any]]:
+    asked = config.prompt or prompt_field(name for name in data if name not in shown)
+    found = shown or [name for name in reply_fields(data) if name != asked]
     left = config.left or found[0]
     right = config.right or found[1]
     prompt = prompt_of(data[asked]) if asked is not None else []

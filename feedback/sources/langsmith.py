@@ -11,9 +11,10 @@ start is in `post` and its end in `patch`:
     {"id": "f1…", "run_id": "d0d84d31-…", "key": "user_score", "score": 1, "comment": "nice", "value": null,
      "correction": null, "feedback_source": {"type": "api"}, "created_at": "2024-10-11T21:00:00"}
 
-Each run of type `llm` becomes an interaction, and so does a trace's outermost run where it has a question and
-an answer, because that is what people judge. A feedback becomes an edit where it holds a correction, else a
-thumb, rating or outcome, else a comment. Other runs are dropped and counted.
+Each run of type `llm` becomes an interaction, and so does a trace's outermost run where it has inputs and an
+answer, because that is what people judge. A feedback becomes an edit where it holds a corrected reply, else a
+thumb, rating or outcome, else a comment; where a person corrected a judge's score, the person's score counts.
+Messages may be dumps of LangChain's and LangChain.js's objects. Other runs are dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from feedback import exports
-from feedback.chat import prompt_of, reply_of
+from feedback.chat import asked_of, decoded, prompt_of, reply_of
 from feedback.exports import UNDATED, Drop, Item, as_json, time_of, without_none
 from feedback.scores import Scores, signal_of
 from feedback.sources import Partition, Record
@@ -95,18 +96,21 @@ def _records(value: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str
 
 
 def _interaction(run: dict[str, Any]) -> Item:
-    kind, is_root = run.get("run_type"), not run.get("parent_run_id")
-    reply, prompt = reply_of(run.get("outputs")), prompt_of(run.get("inputs"))
-    if kind != "llm" and not (is_root and kind in ("chain", None) and reply is not None and prompt):
+    kind = run.get("run_type")
+    judged = kind in ("chain", None) and not run.get("parent_run_id")
+    outputs = decoded(run.get("outputs"))  # bulk exports hold JSON as text
+    reply = reply_of(outputs)
+    prompt = asked_of(run.get("inputs")) if judged else prompt_of(run.get("inputs"))
+    if kind != "llm" and not (judged and reply is not None and prompt):
         return Drop(f"{kind}_run" if kind in _OTHER else "other_run")
     if reply is None:
         return Drop("no_reply")
     if not prompt:
         return as_json(run)
-    about = (run.get("extra") or {}).get("metadata") or {}
+    about = (decoded(run.get("extra")) or {}).get("metadata") or {}
     session = next((about[k] for k in ("session_id", "thread_id", "conversation_id") if about.get(k)), None)
     model, temperature = about.get("ls_model_name"), about.get("ls_temperature")
-    usage = (run.get("outputs") or {}).get("usage_metadata")
+    usage = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
     return {
         "type": "interaction",
         "interaction_id": f"langsmith-{run['id']}",
@@ -125,17 +129,19 @@ def _interaction(run: dict[str, Any]) -> Item:
 
 
 def _feedback(record: dict[str, Any], config: Config) -> Item:
-    run_id, name = record["run_id"], str(record["key"])
+    run_id, name = record["run_id"] or record.get("trace_id"), str(record["key"])
     if run_id is None:
         return as_json(record)  # about a whole project or comparison: there is no reply it belongs to
     source = record.get("feedback_source") or {}
-    said = _said(record, name, config)
+    actors = {"app": "rater", "api": config.api_actor, "model": "judge", "auto_eval": "judge"}
+    actor = actors.get(str(source.get("type")), config.api_actor)
+    corrected = _corrected_score(record)
+    said = _said({**record, "score": corrected} if corrected is not None else record, name, config)
     if said is None:
         return Drop("empty_feedback")
     feedback_id, time = exports.revised(
         f"langsmith-{record['id']}", record.get("created_at"), record.get("modified_at")
     )
-    actors = {"app": "rater", "api": config.api_actor, "model": "judge", "auto_eval": "judge"}
     comment = name_or_none(record.get("comment"))
     return {
         "type": "feedback",
@@ -144,15 +150,22 @@ def _feedback(record: dict[str, Any], config: Config) -> Item:
         "event_time": time or UNDATED,
         "kind": said[0],
         "value": said[1],
-        "actor": actors.get(str(source.get("type")), config.api_actor),
+        "actor": "rater" if corrected is not None and actor == "judge" else actor,
         "metadata": without_none(
             source="langsmith",
             name=name,
-            score=record.get("score") if said[0] in ("edit", "comment") else None,
+            score=record.get("score") if said[0] in ("edit", "comment") or corrected is not None else None,
             comment=comment if said[0] != "comment" else None,
         ),
         **without_none(user_id=name_or_none(source.get("user_id") or source.get("ls_user_id"))),
     }
+
+
+def _corrected_score(record: dict[str, Any]) -> float | bool | None:
+    """The score that a person put in the place of a judge's: `"correction": {"score": 1}`."""
+    correction = record.get("correction")
+    score = correction.get("score") if isinstance(correction, dict) else None
+    return score if isinstance(score, int | float) else None
 
 
 def _said(record: dict[str, Any], name: str, config: Config) -> tuple[str, Any] | None:

@@ -12,9 +12,10 @@
 
 Each span of type LLM or CHAT_MODEL becomes an interaction, the one that answered under the trace's id; in a
 trace without any, its outermost span does. Each assessment becomes feedback about the answer or about the span it
-names: an expectation an edit, a feedback a thumb, rating, outcome or comment. Other spans are dropped and
-counted, and so are assessments that another one replaced. `pipelines.mlflow_traces_fetch` gets such a file from
-a tracking server.
+names: an expectation an edit, a feedback a thumb, rating, outcome or comment. One that another replaced
+(`"valid": false`) becomes the feedback it was and its retraction, so that a copy read earlier counts no more.
+Other spans are dropped and counted. Rows of `mlflow.search_traces` are read too, and what `mlflow traces search
+--output json` prints. `pipelines.mlflow_traces_fetch` gets such a file from a tracking server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,7 +36,13 @@ from feedback.scores import Scores, signal_of
 from feedback.sources import Partition, Record
 from feedback.traces import MODEL, Span, Trace, name_or_none, replies_of
 
-_ACTORS = {"HUMAN": "rater", "LLM_JUDGE": "judge", "AI_JUDGE": "judge", "CODE": "code"}
+_ACTORS = {"HUMAN": "user", "LLM_JUDGE": "judge", "AI_JUDGE": "judge", "CODE": "code"}
+_NOBODY = "default"
+"""Id that MLflow gives to a source without one: not one person, but all who are not named."""
+_PREVIEW_CHARS, _CUT = 250, "..."
+"""Length to which MLflow cuts a trace's inputs and outputs among its metadata, and how it marks that."""
+_AT_ONCE_S = 1.0
+"""MLflow stores one time twice when an assessment is made, so a later one is a change."""
 _OTHER = {
     "CHAIN", "AGENT", "TOOL", "RETRIEVER", "PARSER", "EMBEDDING", "RERANKER", "MEMORY", "WORKFLOW", "TASK",
     "GUARDRAIL", "EVALUATOR",
@@ -49,6 +56,9 @@ class Config(BaseModel):
 
     scores: Scores = Scores()
     """Which feedback values are thumbs and ratings."""
+    human_actor: Literal["user", "rater"] = "user"
+    """Who gave assessments of source HUMAN on traces that name no user; else the trace's user is `user`, and
+    anybody else `rater`."""
     experiments: tuple[str, ...] = ()
     """Names of experiments to fetch from a tracking server; empty for all. Files are read whole."""
     rescan_s: float = Field(default=7 * 86_400, ge=0)
@@ -74,20 +84,34 @@ def read(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Rec
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
     """Whether this is the beginning of such an export."""
     keys = exports.shape(head)
-    return "info" in keys and bool({"info.trace_id", "info.request_id"} & keys)
+    if {"trace_id", "trace"} <= keys:  # a row of `mlflow.search_traces`
+        return True
+    listed = "traces" in keys and b'"trace_id"' in head and b'"info"' in head
+    return listed or ("info" in keys and bool({"info.trace_id", "info.request_id"} & keys))
 
 
 def _convert(value: dict[str, Any], config: Config) -> Iterator[Item]:
+    if "info" in value:
+        yield from _trace(value, config)
+    elif "traces" in value:
+        for trace in value["traces"]:
+            yield from _trace(trace, config)
+    else:
+        yield from _trace(_attribute(value["trace"]), config)
+
+
+def _trace(value: dict[str, Any], config: Config) -> Iterator[Item]:
     info = value["info"]
     about = info.get("trace_metadata") or info.get("request_metadata") or {}
     tags = info.get("tags") or {}
     spans = [_span(span) for span in (value.get("data") or {}).get("spans") or []]
+    root = next((span for span in spans if span.parent is None), None)
     trace = Trace(
         source="mlflow",
         id=info.get("trace_id") or info["request_id"],
         spans=spans,
-        asked=about.get("mlflow.traceInputs"),
-        answered=about.get("mlflow.traceOutputs"),
+        asked=_whole(about.get("mlflow.traceInputs"), root and root.asked),
+        answered=_whole(about.get("mlflow.traceOutputs"), root and root.answered),
         time=_time(info.get("request_time"), info.get("timestamp_ms")),
         session=name_or_none(about.get("mlflow.trace.session") or tags.get("mlflow.trace.session")),
         user=name_or_none(about.get("mlflow.trace.user") or tags.get("mlflow.trace.user")),
@@ -101,9 +125,17 @@ def _convert(value: dict[str, Any], config: Config) -> Iterator[Item]:
             # Assessments name a span in hex, spans may name themselves in base64.
             target = replies.of_span.get(_hex(span_id), f"{target}-{_hex(span_id)}")
         try:
-            yield _feedback(assessment, target, trace, config)
+            yield from _signals(assessment, target, trace, config)
         except (KeyError, ValueError, TypeError, AttributeError):
             yield as_json(assessment)
+
+
+def _whole(told: Any, of_root: Any) -> Any:
+    """Input or output of a trace: its outermost span's, for what the metadata tell is cut after 250 characters."""
+    if of_root is not None:
+        return of_root
+    cut = isinstance(told, str) and len(told) >= _PREVIEW_CHARS and told.endswith(_CUT)
+    return None if cut or told == "" else told
 
 
 def _time(text: Any, milliseconds: Any) -> str | None:
@@ -156,15 +188,23 @@ def _hex(span_id: str) -> str:
     return span_id.removeprefix("0x")
 
 
-def _feedback(assessment: dict[str, Any], target: str, trace: Trace, config: Config) -> Item:
-    if assessment.get("valid") is False:
-        return Drop("replaced_assessment")
+def _signals(assessment: dict[str, Any], target: str, trace: Trace, config: Config) -> Iterator[Item]:
+    """What an assessment says, and, where it holds no more, that it is taken back."""
+    if assessment.get("valid") is not False:
+        yield _feedback(assessment, target, trace, config)
+        return
+    try:
+        said = _feedback(assessment, target, trace, config)
+    except (KeyError, ValueError, TypeError, AttributeError):
+        said = Drop("replaced_assessment")  # it never was a signal, so there is nothing to take back
+    yield said
+    if isinstance(said, dict):
+        made_id = said["feedback_id"]
+        yield {**said, "feedback_id": f"{made_id}-replaced", "retracts": made_id}
+
+
+def _feedback(assessment: dict[str, Any], target: str, trace: Trace, config: Config) -> dict[str, Any] | Drop:
     name = str(assessment.get("assessment_name") or assessment["name"])
-    by = assessment.get("source") or {}
-    who = name_or_none(by.get("source_id"))
-    actor = _ACTORS.get(str(by.get("source_type")), "code")
-    if actor == "rater" and who is not None and who == trace.user:
-        actor = "user"  # the one who asked said so
     if "expectation" in assessment:
         what = _expected(name, assessment["expectation"], config)
     elif "feedback" in assessment:
@@ -177,11 +217,8 @@ def _feedback(assessment: dict[str, Any], target: str, trace: Trace, config: Con
         )
     else:
         return Drop("issue_link")
-    feedback_id, time = exports.revised(
-        f"mlflow-{assessment['assessment_id']}",
-        assessment.get("create_time"),
-        assessment.get("last_update_time"),
-    )
+    feedback_id, time = _id_and_time(assessment)
+    actor, who = _by(assessment.get("source") or {}, trace, config)
     return {
         "type": "feedback",
         "feedback_id": feedback_id,
@@ -193,8 +230,35 @@ def _feedback(assessment: dict[str, Any], target: str, trace: Trace, config: Con
         "metadata": without_none(
             source="mlflow", name=name, comment=name_or_none(assessment.get("rationale"))
         ),
-        **without_none(user_id=who if actor in ("user", "rater") else None),
+        **without_none(user_id=who),
     }
+
+
+def signal_id(assessment: dict[str, Any]) -> str:
+    """Id of the feedback that an assessment becomes; another one after it was changed."""
+    return _id_and_time(assessment)[0]
+
+
+def _id_and_time(assessment: dict[str, Any]) -> tuple[str, str | None]:
+    return exports.revised(
+        f"mlflow-{assessment['assessment_id']}",
+        assessment.get("create_time"),
+        assessment.get("last_update_time"),
+        _AT_ONCE_S,
+    )
+
+
+def _by(source: dict[str, Any], trace: Trace, config: Config) -> tuple[str, str | None]:
+    """Who assessed, and the person's id; judges and programs are nobody's."""
+    actor = _ACTORS.get(str(source.get("source_type")).upper(), "code")
+    if actor != "user":
+        return actor, None
+    who = name_or_none(source.get("source_id"))
+    if who == _NOBODY:
+        who = None
+    if trace.user is None:
+        return config.human_actor, who
+    return ("user" if who == trace.user else "rater"), who
 
 
 def _expected(name: str, expectation: dict[str, Any], config: Config) -> tuple[str, Any]:

@@ -11,13 +11,16 @@
         {"key": "gen_ai.evaluation.score.label", "value": {"stringValue": "pass"}}]}]}]}]}]}
 
 Spans as SDKs print them (`context`, `attributes` as an object) are read as well, and log records of the events
-`gen_ai.evaluation.result` and `gen_ai.client.inference.operation.details`. A span with output messages becomes
+`gen_ai.evaluation.result` and `gen_ai.client.inference.operation.details`. So are the older forms in which
+messages stand: numbered attributes (`gen_ai.prompt.0.role`, `gen_ai.completion.0.content`) and one event of the
+span for each message (`gen_ai.user.message`, `gen_ai.choice`). A span with output messages becomes
 an interaction; of several choices the last one. An evaluation becomes feedback about the span it belongs to:
 thumb, rating, outcome, or comment for a label. Spans and log records without messages are dropped and counted.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +39,7 @@ EVALUATION = "gen_ai.evaluation.result"
 DETAILS = "gen_ai.client.inference.operation.details"
 _VERDICTS = {"pass": True, "passed": True, "true": True, "fail": False, "failed": False, "false": False}
 _MAX_DEPTH = 32
+_NUMBERED = re.compile(r"(?P<place>\d{1,4})\.(tool_calls\.(?P<call>\d{1,4})\.)?(?P<name>\w+)")
 
 
 class Config(BaseModel):
@@ -81,6 +85,7 @@ def _convert(value: dict[str, Any], config: Config) -> Iterator[Item]:
         for event in events:
             if event.get("name") == DETAILS:
                 about |= _attributes(event.get("attributes"))
+        about = _older(about, events) | about
         reply_id = _reply_id(span)
         yield _interaction(span, about, reply_id)
         if (response := name_or_none(about.get("gen_ai.response.id"))) is not None:
@@ -118,6 +123,48 @@ def _attributes(given: Any) -> dict[str, Any]:
     return {one["key"]: _any_value(one.get("value"), 0) for one in given or []}
 
 
+def _older(about: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Messages that are not in today's attributes, under the names of those."""
+    asked = _numbered(about, "gen_ai.prompt.")
+    answered = _numbered(about, "gen_ai.completion.")
+    for event in events:
+        name, said = str(event.get("name") or ""), _attributes(event.get("attributes"))
+        if name == "gen_ai.choice":
+            inner = _json(said.get("message"))
+            answered.append({"role": "assistant", **(inner if isinstance(inner, dict) else said)})
+        elif name.startswith("gen_ai.") and name.endswith(".message"):
+            role = name.removeprefix("gen_ai.").removesuffix(".message")
+            asked.append({"role": role, **said})
+    found = {"gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
+    return {name: messages for name, messages in found.items() if messages}
+
+
+def _numbered(about: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Messages from attributes such as `gen_ai.prompt.0.content` and `….0.tool_calls.0.name`."""
+    found: dict[int, dict[str, Any]] = {}
+    calls: dict[tuple[int, int], dict[str, Any]] = {}
+    for name, value in about.items():
+        match = _NUMBERED.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if match is None:
+            continue
+        place = int(match["place"])
+        message = found.setdefault(place, {})
+        if match["call"] is None:
+            message[match["name"]] = _parts(value) if match["name"] == "content" else value
+        else:
+            calls.setdefault((place, int(match["call"])), {})[match["name"]] = value
+    for place, number in sorted(calls):
+        found[place].setdefault("tool_calls", []).append(calls[place, number])
+    default = "assistant" if prefix == "gen_ai.completion." else "user"
+    return [{"role": default, **found[place]} for place in sorted(found)]
+
+
+def _parts(content: Any) -> Any:
+    """Content that is a list of parts, written as JSON; any other text is left as it is."""
+    found = _json(content) if isinstance(content, str) and content.startswith("[") else None
+    return found if found and all(isinstance(one, dict) and "type" in one for one in found) else content
+
+
 def _any_value(value: Any, depth: int) -> Any:
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return value
@@ -137,7 +184,10 @@ def _reply_id(record: dict[str, Any]) -> str:
     trace, span = trace or context.get("traceId"), span or context.get("spanId")
     if not isinstance(trace, str) or not isinstance(span, str):
         raise TypeError("a span without ids")
-    return f"otel-{trace.removeprefix('0x').lower()}-{span.removeprefix('0x').lower()}"
+    trace, span = (one.lower().removeprefix("0x") for one in (trace, span))
+    if not trace.strip("0") or not span.strip("0"):  # what was written outside of any span has such ids
+        raise TypeError("a span without ids")
+    return f"otel-{trace}-{span}"
 
 
 def _interaction(span: dict[str, Any], about: dict[str, Any], reply_id: str) -> Item:

@@ -11,8 +11,10 @@
 
 The second to fifth are a boolean metric, a float metric, a comment, a demonstration. An inference becomes an
 interaction of the session that its episode is; a boolean a thumb or an outcome, a float a rating or an outcome, a
-comment a comment, a demonstration an edit. Times are in the ids (UUIDv7). Whether a metric is about an inference
-or an episode is not in its row: set `episode_metrics` for the latter; names that end in `_episode` are taken so.
+comment a comment, a demonstration an edit. Of a JSON function (`{"raw": "…", "parsed": {…}}`) the text counts.
+The gateway's own listing names an inference `inference_id`; with `dispreferred_outputs`, the first of them is the
+reply and `output` an edit of it. Times are in the ids (UUIDv7). Whether a metric is about an inference or an
+episode is not in its row: set `episode_metrics` for the latter; names that end in `_episode` are taken so.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from feedback import exports
-from feedback.chat import prompt_of, reply_of
+from feedback.chat import Message, prompt_of, reply_of
 from feedback.exports import UNDATED, Item, as_json, time_of, time_of_nanoseconds, without_none
 from feedback.scores import Scores, signal_of
 from feedback.sources import Partition, Record
@@ -71,10 +73,17 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
 
 
 def _convert(row: dict[str, Any], config: Config) -> Iterator[Item]:
-    if "function_name" in row:
-        yield _inference(row)
-    else:
+    if "function_name" not in row:
         yield _feedback(row, config)
+        return
+    worse = row.get("dispreferred_outputs") or ()
+    row = {**row, "id": row["id"] if "id" in row else row["inference_id"]}
+    made = _inference({**row, "output": worse[0]} if worse else row)
+    yield made
+    if worse and isinstance(made, dict):
+        better = {"inference_id": row["id"], "value": row["output"], "timestamp": made["event_time"]}
+        known_as = exports.content_id("listed", row["id"], row["output"])
+        yield _feedback({"id": known_as, "tags": row.get("tags"), **better}, config)
 
 
 def _inference(row: dict[str, Any]) -> Item:
@@ -88,10 +97,7 @@ def _inference(row: dict[str, Any]) -> Item:
     ):
         # The arguments of the function's system template; `prompt_of` knows instructions in text.
         prompt = [{"role": "system", "content": as_json(asked["system"]).decode()}, *prompt]
-    output = _json(row["output"])
-    if isinstance(output, dict) and "raw" in output:  # a JSON function: what the model said, and it parsed
-        output = output["raw"]
-    reply = reply_of(output)
+    reply = _reply(row["output"])
     if not prompt or reply is None:
         return as_json(row)
     return {
@@ -106,6 +112,17 @@ def _inference(row: dict[str, Any]) -> Item:
         "metadata": without_none(source="tensorzero", tags=row.get("tags") or None),
         **without_none(latency_ms=row.get("processing_time_ms"), sampling=_sampling(row)),
     }
+
+
+def _reply(output: Any) -> Message | None:
+    """What was answered; of a JSON function the text itself, never what a member of that JSON says."""
+    output = _json(output)
+    if isinstance(output, dict) and {"raw", "parsed"} & output.keys():
+        raw, parsed = output.get("raw"), output.get("parsed")
+        if not isinstance(raw, str):  # only what was parsed is told
+            raw = None if parsed is None else as_json(parsed).decode()
+        return None if raw is None else {"role": "assistant", "content": raw}
+    return reply_of(output)
 
 
 def _sampling(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -128,7 +145,7 @@ def _feedback(row: dict[str, Any], config: Config) -> Item:
         about_episode = name in config.episode_metrics or name.endswith("_episode")
         target, sort = row["target_id"], "metric"
     elif "inference_id" in row:
-        text = reply_of(_json(row["value"]))
+        text = _reply(row["value"])
         if text is None:
             return as_json(row)
         kind = ("edit", {"text": text["content"]})

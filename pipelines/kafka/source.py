@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from feedback.sources import Partition, Record
+from feedback.sources import Cut, Partition, Record
 
 from ..errors import BrokerError, InputError
 from ..events_table import Position, checksum
@@ -27,6 +28,7 @@ from .settings import parse_url
 
 POLL_RECORDS = 5_000
 POLL_MS = 500
+CUT_RECORDS = 50_000
 
 
 class Config(BaseModel):
@@ -101,6 +103,14 @@ def read(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Rec
                 )
 
 
+def cuts(partition: Partition, lo: int, hi: int, config: Config) -> Iterator[Cut]:  # noqa: ARG001
+    """Offsets some ten thousand apart: whoever reads up to one has fetched beyond it in vain."""
+    parts = -(-(hi - lo) // CUT_RECORDS)
+    edges = [lo + (hi - lo) * part // parts for part in range(parts + 1)]
+    for before, offset in pairwise(edges[:-1]):
+        yield Cut(offset, offset - before, 0)
+
+
 def refuse_changed(partition: Partition, at: Position, config: Config) -> None:
     """Refuses a topic that is no longer the one that was read before.
 
@@ -138,9 +148,8 @@ def _end_now(partition: Partition) -> int:
     return next((part.end for part in found if part.number == number), 0)
 
 
-def after_commit(found: Sequence[Partition], positions: Mapping[str, Position], config: Config) -> None:
+def after_commit(found: Sequence[Partition], positions: Mapping[str, int], config: Config) -> None:
     """Shows lag tools how far the table is. Members of a group that is shared do that themselves."""
-    by_id = {part.id: part for part in found}
-    offsets = {topic_and_number(by_id[name]): at.offset for name, at in positions.items() if name in by_id}
-    if offsets and not config.share:
+    if not config.share:
+        offsets = {topic_and_number(part): positions[part.id] for part in found if positions[part.id]}
         connection.mirror(found[0].address, config.group, offsets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedback.chat import prompt_of, reply_of
+from feedback.chat import asked_of, prompt_of, reply_of
 
 USER = {"role": "user", "content": "Hi"}
 REPLY = {"role": "assistant", "content": "Ho"}
@@ -22,6 +22,15 @@ def call(arguments: str = '{"city":"Rome"}', **fields):
         ('{"messages": [{"role": "user", "content": "Hi"}]}', [USER]),
         ({"messages": [[{"lc": 1, "kwargs": {"type": "human", "content": "Hi"}}]]}, [USER]),  # LangChain
         ([{"type": "human", "content": "Hi"}], [USER]),
+        (
+            {"messages": [{"lc": 1, "id": ["langchain_core", "messages", "HumanMessage"], "kwargs": USER}]},
+            [USER],
+        ),  # LangChain.js
+        (
+            {"messages": [{"lc": 1, "id": ["m", "HumanMessage"], "kwargs": {"content": "Hi"}}]},
+            [USER],
+        ),
+        ({"messages": [["user", "Hi"], ["ai", "Ho"]]}, [USER, REPLY]),  # LangGraph's short form
         ([{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}], [USER]),  # OpenTelemetry
         ([{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}], [USER]),  # OpenAI responses
         ({"prompt": "Hi", "system": "Be brief."}, [{"role": "system", "content": "Be brief."}, USER]),
@@ -122,3 +131,27 @@ def test_prompts(value, messages):
 )
 def test_replies(value, reply):
     assert reply_of(value) == reply
+
+
+def test_a_call_that_stands_in_three_places_is_one():
+    """LangChain keeps the provider's form beside its own, with arguments spelt otherwise."""
+    message = {
+        "type": "ai",
+        "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Rome"}}],
+        "tool_calls": [{"name": "weather", "args": {"city": "Rome"}, "id": "c1", "type": "tool_call"}],
+        "additional_kwargs": {"tool_calls": [call('{"city": "Rome"}', id="c1")]},
+    }
+    assert reply_of(message) == {"role": "assistant", "content": "", "tool_calls": [call(id="c1")]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"ticket": "Hi", "extra": None}, "Hi"),
+        ({"a": 1, "b": "x"}, '{"a":1,"b":"x"}'),
+        ({"question": "Hi"}, "Hi"),
+    ],
+)
+def test_arguments_of_any_name_are_what_was_asked(arguments, text):
+    assert asked_of(arguments) == [{"role": "user", "content": text}]
+    assert asked_of({"ticket": None}) == asked_of(3) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 from feedback.preferences import PreferConfig
+from feedback.sources import recognise
 from tests.contract import samples as made
 from tests.unit.feedback.made import EVERYTHING_TRAINS, run, table
 from tests.unit.feedback.sources.reading import Outcome
@@ -46,6 +48,29 @@ def test_tensorzero_metrics_of_episodes_and_of_evaluations(tmp_path):
     assert [signal.actor for signal in got.signals] == ["rater", "rater", "judge"]
 
 
+def test_tensorzero_json_functions_and_the_listing(tmp_path):
+    """The text of a JSON function is the reply, never what a member of its JSON says."""
+    said, better = '{"answer":"Waves."}', '{"answer":"Surf."}'
+    inference, *_, demonstration = made.tensorzero_rows()
+    rows = [
+        {**inference, "output": json.dumps({"raw": said, "parsed": json.loads(said)})},
+        {**demonstration, "value": json.dumps({"raw": better, "parsed": json.loads(better)})},
+    ]
+    got = Outcome("tensorzero", tmp_path, *rows)
+    assert got.replies[0].completion.content == said
+    assert got.said == [("edit", {"text": better}, "user")]
+    parsed = {**inference, "output": {"raw": None, "parsed": {"answer": "Waves."}}}
+    assert Outcome("tensorzero", tmp_path, parsed).replies[0].completion.content == said
+    listed = {name: value for name, value in inference.items() if name != "id"} | {
+        "inference_id": inference["id"],
+        "output": [{"type": "text", "text": "Surf."}],
+        "dispreferred_outputs": [[{"type": "text", "text": "Waves."}]],
+    }
+    got = Outcome("tensorzero", tmp_path, listed)
+    assert got.replies[0].completion.content == "Waves."
+    assert got.said == [("edit", {"text": "Surf."}, "user")]
+
+
 def test_openai_pairs(tmp_path):
     got = Outcome("openai_preference", tmp_path, made.openai_pair(), made.openai_pair("12 °C.", "12 °C."))
     assert chosen_and_rejected(got) == [("12 °C.", "Not cold.")]
@@ -84,6 +109,34 @@ def test_label_studio_fields_by_other_names(tmp_path):
     assert len(Outcome("label_studio", tmp_path, task).dead) == 1
     got = Outcome("label_studio", tmp_path, task, prompt="q", left="ours", right="theirs")
     assert chosen_and_rejected(got) == [("Water.", "The moon.")]
+
+
+def test_label_studio_left_is_what_the_result_names_first(tmp_path):
+    task = made.label_studio_task("left")
+    task["annotations"][0]["result"][0]["to_name"] = "answer2,answer1"
+    assert chosen_and_rejected(Outcome("label_studio", tmp_path, task)) == [("Water.", "The moon.")]
+
+
+def test_label_studio_flat_export(tmp_path):
+    task = made.label_studio_task("right")
+    (annotation,) = task["annotations"]
+    flat = {
+        **task["data"], "id": 7, "annotator": 3, "annotation_id": annotation["id"], "lead_time": 4.2,
+        "created_at": annotation["created_at"], "updated_at": annotation["updated_at"],
+        "pw": [{"selected": "right"}],
+    }  # fmt: skip
+    assert Outcome("label_studio", tmp_path, flat).events == Outcome("label_studio", tmp_path, task).events
+    (tmp_path / "flat.json").write_text(json.dumps([flat]))
+    assert recognise(tmp_path / "flat.json") == "label_studio"
+
+
+def test_argilla_labels_that_name_a_reply_otherwise(tmp_path):
+    labels = ["Response 2", "2", "response_1", "3", "unsure"]
+    said = [{"value": label, "user_id": f"u{n}"} for n, label in enumerate(labels)]
+    got = Outcome("argilla", tmp_path, made.argilla_record(responses={"better": said}))
+    one, two = (reply.interaction_id for reply in got.replies)
+    assert [signal.value["winner"] for signal in got.signals] == [two, two, one]
+    assert got.dropped["unclear_which_reply"] == 2
 
 
 def test_argilla_rankings_labels_numbers_and_texts(tmp_path):

@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from feedback.preferences import PreferConfig
+from feedback.sources import recognise
 from tests.contract import samples as made
+from tests.unit.feedback.made import EVERYTHING_TRAINS, run, table
 from tests.unit.feedback.sources.reading import Outcome
 
 
@@ -34,6 +37,7 @@ def test_mlflow_assessments_by_value_and_source(tmp_path):
         made.mlflow_assessment("tone", {"feedback": {"value": "friendly"}}),
         made.mlflow_assessment("broken", {"feedback": {"error": {"error_code": "E"}}}),
         made.mlflow_assessment("old", {"feedback": {"value": False}}, valid=False),
+        made.mlflow_assessment("gone", {"feedback": {"value": None}}, valid=False),
         made.mlflow_assessment("facts", {"expectation": {"serialized_value": {"value": '["Paris"]'}}}),
         made.mlflow_assessment("thumbs", {"feedback": {"value": {"a": 1}}}, source={"source_id": "u-9"}),
         made.mlflow_assessment("nothing", {"feedback": {"value": None}}),
@@ -44,6 +48,8 @@ def test_mlflow_assessments_by_value_and_source(tmp_path):
         ("rating", {"value": 4.0, "lo": 1.0, "hi": 5.0}, "user"),
         ("outcome", {"metric": "score", "value": 0.25}, "code"),
         ("comment", {"text": "friendly"}, "user"),
+        ("outcome", {"metric": "old", "value": 0.0}, "user"),
+        ("outcome", {"metric": "old", "value": 0.0}, "user"),  # its retraction
         ("comment", {"text": '["Paris"]'}, "user"),
         ("comment", {"text": '{"a":1}'}, "code"),
     ]
@@ -64,6 +70,75 @@ def test_mlflow_an_assessment_changed_later_is_a_newer_signal(tmp_path):
     assert first.feedback_id == "mlflow-a-thumbs-0"
     assert second.feedback_id == "mlflow-a-thumbs-0@2026-03-02T09:00:00Z"
     assert second.event_time > first.event_time
+
+
+def test_mlflow_an_assessment_that_another_replaced_is_taken_back(tmp_path):
+    trace = made.mlflow_trace()
+    judge = {"source_type": "LLM_JUDGE", "source_id": "judge-1"}
+    old = made.mlflow_assessment("correct", {"feedback": {"value": True}}, source=judge)
+    new = made.mlflow_assessment("correct", {"feedback": {"value": False}}, number=1)
+    trace["info"]["assessments"] = [old]
+    before = Outcome("mlflow_traces", tmp_path, trace)  # read while it still held
+    trace["info"]["assessments"] = [{**old, "valid": False}, {**new, "overrides": old["assessment_id"]}]
+    after = Outcome("mlflow_traces", tmp_path, trace)
+    said, back, instead = after.signals
+    assert (said, back.retracts) == (before.signals[0], said.feedback_id)
+    _, fates = run(
+        table([*before.events, *after.events]),
+        PreferConfig(split=EVERYTHING_TRAINS, actors=("user", "judge")),
+    )
+    became = {
+        (fate["event_id"], fate["fate"], fate["reason"]) for fate in fates if fate["kind"] == "feedback"
+    }
+    assert became == {
+        (said.feedback_id, "no_preference", "retracted"),
+        (said.feedback_id, "duplicate", "same_event"),
+        (back.feedback_id, "no_preference", "retraction"),
+        (instead.feedback_id, "ready", None),
+    }
+
+
+def test_mlflow_who_assessed(tmp_path):
+    trace = made.mlflow_trace()
+
+    def by(kind, who):
+        source = {"source_type": kind, "source_id": who}
+        return made.mlflow_assessment("thumbs", {"feedback": {"value": True}}, source=source)
+
+    trace["info"]["assessments"] = [
+        by("HUMAN", "u-1"), by("HUMAN", "expert"), by("HUMAN", "default"), by("LLM_JUDGE", "m"), by("CODE", "f")
+    ]  # fmt: skip
+    wanted = [("user", "u-1"), ("rater", "expert"), ("rater", None), ("judge", None), ("code", None)]
+    got = Outcome("mlflow_traces", tmp_path, trace).signals
+    assert [(signal.actor, signal.user_id) for signal in got] == wanted
+    del trace["info"]["trace_metadata"]["mlflow.trace.user"]
+    nameless = Outcome("mlflow_traces", tmp_path, trace).signals
+    assert [signal.actor for signal in nameless] == ["user", "user", "user", "judge", "code"]
+    raters = Outcome("mlflow_traces", tmp_path, trace, human_actor="rater").signals
+    assert [signal.actor for signal in raters] == ["rater", "rater", "rater", "judge", "code"]
+
+
+def test_mlflow_metadata_that_were_cut_are_no_text(tmp_path):
+    """MLflow cuts a trace's inputs and outputs after 250 characters; the outermost span has them whole."""
+    trace = made.mlflow_trace()
+    asked, answered = {"ticket": "why " * 200}, "so " * 200
+    trace["data"]["spans"] = [made.mlflow_span("turn", "CHAIN", asked, answered, span="xMgDGHmy2Co=")]
+    about = trace["info"]["trace_metadata"]
+    about["mlflow.traceInputs"] = json.dumps(asked)[:247] + "..."
+    about["mlflow.traceOutputs"] = json.dumps(answered)[:247] + "..."
+    (reply,) = Outcome("mlflow_traces", tmp_path, trace).replies
+    assert [message.content for message in reply.prompt] == ["why " * 200]
+    assert reply.completion.content == answered
+
+
+def test_mlflow_rows_of_a_search_and_what_the_command_prints(tmp_path):
+    trace = made.mlflow_trace()
+    rows = [{"trace_id": "tr-1", "trace": json.dumps(trace), "assessments": []}, {"traces": [trace]}]
+    for row in rows:
+        got = Outcome("mlflow_traces", tmp_path, row)
+        assert got.events == Outcome("mlflow_traces", tmp_path, trace).events
+        (tmp_path / "row.json").write_text(json.dumps(row))
+        assert recognise(tmp_path / "row.json") == "mlflow_traces"
 
 
 def test_mlflow_an_assessment_of_one_span_is_about_that_reply(tmp_path):
@@ -168,6 +243,72 @@ def test_langfuse_the_older_form_holds_its_observations(tmp_path):
     assert Outcome("langfuse", tmp_path, whole).events == Outcome("langfuse", tmp_path, document).events
 
 
+def langfuse_rows() -> list[dict]:
+    """As the blob storage export and the newer API have them."""
+    common = {"project_id": "p", "environment": "default"}
+    seen = {"trace_id": "t1", "start_time": "2026-03-01 12:00:00.000000", "end_time": None, **common}
+    score = {"name": "thumbs-up", "source": "API", "timestamp": "2026-03-01 12:05:00.000000"}
+    return [
+        {
+            "id": "root",
+            "type": "AGENT",
+            "parent_observation_id": "",
+            "user_id": "u1",
+            "session_id": "s1",
+            **seen,
+        }
+        | {"input": '{"ticket":"Late."}', "output": "Sorry."},
+        {"id": "call", "type": "GENERATION", "parent_observation_id": "root", "user_id": "u1", **seen}
+        | {"input": "Late.", "output": "Sorry.", "provided_model_name": "m-1"}
+        | {"model_parameters": '{"temperature":0.5}'},
+        {"id": "tool", "type": "TOOL", "parent_observation_id": "root", "input": "", "output": "x", **seen},
+        {"id": "a", "value": 1, "data_type": "NUMERIC", "trace_id": "t1", "observation_id": None, **score},
+        {"id": "b", "value": 0, "data_type": "NUMERIC", "trace_id": "t1", "observation_id": "call", **score},
+        {"id": "c", "value": True, "dataType": "BOOLEAN", **score}
+        | {"subject": {"kind": "observation", "id": "root", "traceId": "t1"}},
+        {"id": "d", "value": "On its way.", "dataType": "CORRECTION", **score}
+        | {"subject": {"kind": "trace", "id": "t1"}},
+        {"id": "e", "value": 1, "dataType": "NUMERIC", "subject": {"kind": "session", "id": "s1"}, **score},
+        {"id": "f", "value": 1, "dataType": "NUMERIC", "subject": {"kind": "experiment", "id": "x"}, **score},
+        {"id": "g", "value": 1, "dataType": "NUMERIC", **score},
+    ]
+
+
+def test_langfuse_rows_of_the_blob_export_and_of_the_api(tmp_path):
+    got = Outcome("langfuse", tmp_path, *langfuse_rows())
+    ids = [reply.interaction_id for reply in got.replies]
+    assert ids == ["langfuse-t1", "langfuse-t1-root", "langfuse-t1-call"]
+    assert got.replies[0].prompt[0].content == "Late."
+    assert (got.replies[2].model.name, got.replies[2].sampling.temperature) == ("m-1", 0.5)
+    assert [(s.interaction_id or s.session_id, s.kind, s.value) for s in got.signals] == [
+        ("langfuse-t1", "thumb", 1),
+        ("langfuse-t1-call", "thumb", -1),
+        ("langfuse-t1-root", "thumb", 1),
+        ("langfuse-t1", "edit", {"text": "On its way."}),
+        ("s1", "thumb", 1),
+    ]
+    assert got.dropped == {"tool_span": 1, "score_of_an_experiment": 1}
+    assert [json.loads(letter.raw)["id"] for letter in got.dead] == ["g"]  # it does not say what it is about
+    page = Outcome("langfuse", tmp_path, {"data": langfuse_rows(), "meta": {}})
+    assert page.events[:-1] == got.events[:-1]
+    for number, document in enumerate([{"data": langfuse_rows(), "meta": {}}, *langfuse_rows()]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(document))
+        assert recognise(tmp_path / f"{number}.json") == "langfuse"
+
+
+def test_langfuse_a_trace_that_does_not_hold_its_observations(tmp_path):
+    row = {
+        "id": "t1", "timestamp": "2026-03-01 12:00:00", "user_id": "u1", "session_id": "", "bookmarked": False,
+        "input": "Weather?", "output": "Sunny.",
+    }  # fmt: skip
+    listed = {**made.langfuse_trace()["trace"], "observations": ["call"], "scores": ["score-1"]}
+    for document in (row, listed):
+        (reply,) = Outcome("langfuse", tmp_path, document).replies
+        assert (reply.interaction_id, reply.user_id) == ("langfuse-t1", "u1")
+        assert (reply.prompt[0].content, reply.completion.content) == ("Weather?", "Sunny.")
+    assert Outcome("langfuse", tmp_path, {**row, "output": None}).dropped == {"trace_without_text": 1}
+
+
 def test_otel_a_span_with_messages_is_a_reply_and_its_evaluation_a_signal(tmp_path):
     got = Outcome("otel_genai", tmp_path, made.otel_batch())
     (reply,) = got.replies
@@ -235,6 +376,50 @@ def test_otel_spans_as_an_sdk_prints_them(tmp_path):
     assert reply.session_id == "c1"
 
 
+def test_otel_ids_of_no_span_are_none(tmp_path):
+    batch = made.otel_batch()
+    said = made.otlp(
+        ("gen_ai.evaluation.name", "correct"),
+        ("gen_ai.evaluation.score.value", 1.0),
+        ("gen_ai.response.id", "resp-051581bf3cb55c13"),
+    )
+    logs = [
+        {"eventName": "gen_ai.evaluation.result", "attributes": said, "traceId": one * 32, "spanId": one * 16}
+        for one in ("", "0")
+    ]
+    batch["resourceLogs"] = [{"scopeLogs": [{"logRecords": logs}]}]
+    got = Outcome("otel_genai", tmp_path, batch)
+    assert {signal.interaction_id for signal in got.signals} == {got.replies[0].interaction_id}
+    assert len(got.signals) == 3
+
+
+def test_otel_messages_in_older_places(tmp_path):
+    span = {"context": {"trace_id": "0xAB", "span_id": "0x01"}, "end_time": "2026-03-01T12:00:01Z"}
+    numbered = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.prompt.0.role": "system",
+        "gen_ai.prompt.0.content": "Be brief.",
+        "gen_ai.prompt.1.role": "user",
+        "gen_ai.prompt.1.content": '[{"type":"text","text":"Weather?"}]',
+        "gen_ai.completion.0.content": '{"sky":"clear"}',
+        "gen_ai.completion.0.tool_calls.0.name": "look",
+        "gen_ai.completion.0.tool_calls.0.arguments": "{}",
+    }
+    (reply,) = Outcome("otel_genai", tmp_path, {**span, "attributes": numbered}).replies
+    assert [(m.role, m.content) for m in reply.prompt] == [("system", "Be brief."), ("user", "Weather?")]
+    assert reply.completion.content == '{"sky":"clear"}'
+    assert reply.completion.tool_calls == [
+        {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    ]
+    events = [
+        {"name": "gen_ai.user.message", "attributes": {"content": "Weather?"}},
+        {"name": "gen_ai.choice", "attributes": {"index": 0, "message": '{"content":"Clear."}'}},
+    ]
+    attributes = {"gen_ai.operation.name": "chat"}
+    (reply,) = Outcome("otel_genai", tmp_path, {**span, "attributes": attributes, "events": events}).replies
+    assert (reply.prompt[0].content, reply.completion.content) == ("Weather?", "Clear.")
+
+
 def test_langsmith_start_and_end_of_a_run_are_one_reply(tmp_path):
     run = made.langsmith_run()
     start = {**run, "outputs": {}, "end_time": None}
@@ -270,6 +455,41 @@ def test_langsmith_feedback_by_what_it_holds(tmp_path):
     assert got.dropped == {"empty_feedback": 1}
     assert len(got.dead) == 1
     assert {signal.interaction_id for signal in got.signals} == {got.replies[0].interaction_id}
+
+
+def test_langsmith_dumps_of_langchain_js(tmp_path):
+    def dump(name, **fields):
+        return {"lc": 1, "type": "constructor", "id": ["langchain_core", "messages", name], "kwargs": fields}
+
+    asked = {
+        "messages": [[dump("SystemMessage", content="Be brief."), dump("HumanMessage", content="Weather?")]]
+    }
+    called = {"name": "look", "args": {"city": "Rome"}, "id": "c1", "type": "tool_call"}
+    message = dump("AIMessageChunk", content="", tool_calls=[called], additional_kwargs={})
+    generation = {"text": "", "type": "ChatGeneration", "message": message}
+    one = made.langsmith_run(inputs=asked, outputs={"generations": [[generation]]})
+    (reply,) = Outcome("langsmith", tmp_path, one).replies
+    assert [(m.role, m.content) for m in reply.prompt] == [("system", "Be brief."), ("user", "Weather?")]
+    assert [call["id"] for call in reply.completion.tool_calls] == ["c1"]
+    as_text = {
+        **one,
+        "inputs": json.dumps(one["inputs"]),
+        "outputs": json.dumps(one["outputs"]),
+    }  # bulk export
+    assert Outcome("langsmith", tmp_path, as_text).replies == [reply]
+
+
+def test_langsmith_a_judged_run_keeps_its_question_and_a_person_overrules_a_judge(tmp_path):
+    root = made.langsmith_run(
+        "root", run_type="chain", inputs={"ticket": "Late."}, outputs={"output": "Sorry."}
+    )
+    judged = made.langsmith_feedback(
+        "correct", run_id=None, trace_id="root", score=1, feedback_source={"type": "auto_eval"}
+    )
+    got = Outcome("langsmith", tmp_path, root, judged, {**judged, "id": "g", "correction": {"score": False}})
+    assert got.replies[0].prompt[0].content == "Late."
+    assert got.said == [("outcome", {"metric": "correct", "value": 1.0}, "judge"), ("thumb", -1, "rater")]
+    assert {signal.interaction_id for signal in got.signals} == {"langsmith-root"}
 
 
 def test_langsmith_the_outermost_run_is_judged_so_it_is_a_reply(tmp_path):
