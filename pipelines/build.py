@@ -116,15 +116,13 @@ def _build(layout: Layout, config: BuildConfig, tell: Progress, runner: RunnerCo
     wanted = (config.digest(), code["sources_sha256"])
     last = build_work.remembered(layout, wanted, table)
     if last and not last.new:
-        if unchanged := _unchanged(layout, last.state, table.version()):
+        if last.sound() and (unchanged := _unchanged(layout, last.state, table.version())):
             tell("build", _STEPS, _STEPS)
             return unchanged
-        last = None  # the dataset is damaged, and shares files with what is remembered: trust neither
+        last = None  # one of both is damaged, and they share files: trust neither
     files = [file for file in events_table.files(table) if file.kind in events_table.KINDS]
     with staging_folder(layout, "build") as staging:
-        made = build_work.worked(files, last, staging, config, runner)
-        if last and not made.balances(files):
-            made = build_work.worked(files, None, staging, config, runner)
+        made = build_work.made(files, last, staging, config, runner)
         if not made.balances(files):
             raise PipelineError(
                 "Events and fates do not balance; nothing was written.",

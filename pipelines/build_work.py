@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from .events_table import KINDS, EventFile, added_since
 from .grouping import decide, group_all
 from .groups_store import store as groups
 from .groups_store.keys import GROUP, group_keys, union
-from .groups_store.segment import STORED, Segment, SegmentError
+from .groups_store.segment import STORED, Segment, SegmentError, verify
 from .groups_store.store import State, Store
 from .groups_store.write import Part, SegmentWriter
 from .near_duplicate_prompts import dropped_prompts, fingerprint
@@ -48,6 +49,12 @@ class Remembered:
     state: State
     store: Store
     new: list[EventFile]
+    verified: Future[list[None]]
+    """The comparison of the store with its checksums, which runs beside the work on it."""
+
+    def sound(self) -> bool:
+        """Whether the store is as it was written; waits until it is known. Nothing made of it counts before."""
+        return self.verified.exception() is None
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,33 @@ def remembered(layout: Layout, wanted: tuple[str, str], table: DeltaTable) -> Re
     if new is None:
         return None
     try:
-        store = groups.open_store(layout, state)
+        store = groups.open_store(layout, state, verified=False)
     except SegmentError:
         return None
-    return Remembered(state, store, [file for file in new if file.kind in KINDS])
+    beside = ThreadPoolExecutor(1, thread_name_prefix="verify-segments")
+    verified = beside.submit(lambda: [verify(segment) for segment in store.segments])
+    beside.shutdown(wait=False)
+    return Remembered(state, store, [file for file in new if file.kind in KINDS], verified)
+
+
+def made(
+    files: Sequence[EventFile],
+    last: Remembered | None,
+    staging: Path,
+    config: BuildConfig,
+    runner: RunnerConfig | None,
+) -> Made:
+    """`worked` upon what was remembered if that is sound, else everything anew."""
+    if last is not None:
+        try:
+            found = worked(files, last, staging, config, runner)
+        except Exception:
+            if last.sound():
+                raise
+        else:
+            if last.sound() and found.balances(files):
+                return found
+    return worked(files, None, staging, config, runner)
 
 
 def _sweep(layout: Layout, state: State | None) -> None:

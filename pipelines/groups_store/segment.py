@@ -133,8 +133,12 @@ class Segment:
         return np.searchsorted(self["starts"], places, "right") - 1
 
 
-def open_segment(path: Path) -> Segment:
+def open_segment(path: Path, *, verified: bool = True) -> Segment:
     """Opens a segment after comparing all of it with its checksums.
+
+    Args:
+        path: Its folder.
+        verified: False leaves the comparison to the caller, who does it with `verify` before it trusts anything.
 
     Raises:
         SegmentError: a file is missing or is not as it was written.
@@ -144,17 +148,32 @@ def open_segment(path: Path) -> Segment:
         if manifest["digest"] != manifest_digest(manifest) or set(manifest["arrays"]) != set(INDEX):
             raise SegmentError("A segment was changed, or is of another make.", got=path.name)
         for name in (EVENTS, ROWS, ARRAYS):
-            wanted = manifest["files"][name]
-            # The size first: what was cut off need not be read.
-            if (path / name).stat().st_size != wanted["bytes"] or checksum(path / name) != wanted["crc32c"]:
-                raise SegmentError("A segment was changed or cut off.", got=f"{path.name}/{name}")
+            if (path / name).stat().st_size != manifest["files"][name]["bytes"]:
+                raise SegmentError("A segment was cut off.", got=f"{path.name}/{name}")
         segment = Segment(path, manifest)
+        if verified:
+            verify(segment)
         segment.map()
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SegmentError):
             raise
         raise SegmentError("A segment cannot be opened.", got=f"{path.name}: {error}") from error
     return segment
+
+
+def verify(segment: Segment) -> None:
+    """Compares a segment's files with their checksums; reads all of them, and mostly without Python's lock.
+
+    Raises:
+        SegmentError: one is not as it was written.
+    """
+    for name in (EVENTS, ROWS, ARRAYS):
+        try:
+            found = checksum(segment.path / name)
+        except OSError as error:
+            raise SegmentError("A segment cannot be read.", got=f"{segment.name}/{name}: {error}") from error
+        if found != segment.manifest["files"][name]["crc32c"]:
+            raise SegmentError("A segment was changed.", got=f"{segment.name}/{name}")
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:

@@ -175,13 +175,13 @@ def near_duplicate(fate: str, reason: str) -> tuple[str, str]:
     return ("no_preference", "near_duplicate") if fate == "ready" else (fate, reason)
 
 
-def open_store(layout: Layout, state: State) -> Store:
-    """Opens the segments of a state.
+def open_store(layout: Layout, state: State, *, verified: bool = True) -> Store:
+    """Opens the segments of a state; `verified` as in `open_segment`.
 
     Raises:
         SegmentError: one of them is missing or damaged.
     """
-    segments = tuple(open_segment(folder(layout) / name) for name in state.segments)
+    segments = tuple(open_segment(folder(layout) / name, verified=verified) for name in state.segments)
     if not segments:
         return Store((), np.zeros(0, GROUP))
     try:
