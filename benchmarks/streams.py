@@ -21,7 +21,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 PARTS = {
-    "soak": ["streams_soak.py", "--kills", "1000"],
+    "soak": ["streams_soak.py", "--kills", "1000", "--minutes", "24", "--consumers", "4"],
     "throughput, 1e5 events": ["streams_throughput.py", "--events", "100000"],
     "throughput, 1e6 events": ["streams_throughput.py", "--events", "1000000"],
     "broker": ["streams_broker.py"],

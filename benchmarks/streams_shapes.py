@@ -9,6 +9,7 @@ its interaction is there, by prompt), and gives the number of rows of each. Ever
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def _element(line: str) -> Iterator[Any]:
 
 
 def _fault(event: dict[str, Any]) -> str | None:
-    """Required fields and ranges."""
+    """Required fields, the type of every field of the format, and ranges."""
     from datetime import datetime
 
     kind = event.get("type")
@@ -158,11 +159,47 @@ def _fault(event: dict[str, Any]) -> str | None:
         datetime.fromisoformat(event["event_time"])
     except ValueError:
         return "bad_time"
-    if kind == "interaction":
-        bad = not event["prompt"] or not 0 < event.get("propensity", 1) <= 1
-    else:
-        bad = event["kind"] == "thumb" and event.get("value") not in (1, -1)
-    return "bad_value" if bad else None
+    for name in _IDS:
+        value = event.get(name)
+        if value is not None and not (isinstance(value, str) and 0 < len(value) <= 256):
+            return "bad_value"
+    good = _good_interaction(event) if kind == "interaction" else _good_feedback(event)
+    return None if good else "bad_value"
+
+
+_IDS = ("interaction_id", "feedback_id", "session_id", "user_id", "parent_id", "agent", "retracts")
+_KINDS = (
+    "thumb", "rating", "vote", "edit", "retry", "copy", "accept", "reject", "share", "next_message", "comment",
+    "outcome",
+)  # fmt: skip
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def _good_interaction(event: dict[str, Any]) -> bool:
+    model, sampling = event.get("model") or {}, event.get("sampling") or {}
+    messages = [*event["prompt"], event["completion"]]
+    return (
+        bool(event["prompt"])
+        and all(m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in messages)
+        and isinstance(model.get("name", ""), str)
+        and isinstance(model.get("version") or "", str)
+        and sampling.get("temperature", 0) >= 0
+        and 0 < sampling.get("top_p", 1) <= 1
+        and isinstance(sampling.get("seed", 0), int)
+        and isinstance(event.get("logprob", 0), int | float)
+        and event.get("tokens", 0) >= 0
+        and event.get("latency_ms", 0) >= 0
+        and 0 < event.get("propensity", 1) <= 1
+        and all(use in ("train", "evaluate") for use in event.get("uses", ()))
+    )
+
+
+def _good_feedback(event: dict[str, Any]) -> bool:
+    return (
+        event["kind"] in _KINDS
+        and event.get("actor", "user") in ("user", "rater", "judge", "code")
+        and (event["kind"] != "thumb" or event.get("value") in (1, -1))
+    )
 
 
 def _joined(group: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[dict[str, Any]]:
@@ -177,11 +214,21 @@ def polars(path: Path, folder: Path) -> Counts:
     """Plain polars. A bad line fails `json_decode` for all, so what is JSON is asked first."""
     import polars as pl
 
-    message = pl.Struct({"role": pl.String, "content": pl.String})
-    texts = ["type", "interaction_id", "feedback_id", "session_id", "user_id", "event_time", "kind"]
-    numbers = {"value": pl.Int64, "propensity": pl.Float64}
+    message = pl.Struct({"role": pl.String, "content": pl.String, "name": pl.String, "reasoning": pl.String})
+    texts = [*_IDS, "type", "event_time", "kind", "actor", "arm"]
+    numbers = {"value": pl.Int64, "tokens": pl.Int64, "schema_version": pl.Int64} | dict.fromkeys(
+        ["propensity", "logprob", "latency_ms"], pl.Float64
+    )
     shape = pl.Struct(
-        dict.fromkeys(texts, pl.String) | numbers | {"prompt": pl.List(message), "completion": message}
+        dict.fromkeys(texts, pl.String)
+        | numbers
+        | {
+            "prompt": pl.List(message),
+            "completion": message,
+            "model": pl.Struct(dict.fromkeys(["name", "version", "adapter_digest"], pl.String)),
+            "sampling": pl.Struct({"temperature": pl.Float64, "top_p": pl.Float64, "seed": pl.Int64}),
+            "uses": pl.List(pl.String),
+        }
     )
     raw = pl.read_csv(path, separator="\x01", quote_char=None, has_header=False, schema={"raw": pl.String})
     known = raw["raw"].str.json_path_match("$.type").is_in(["interaction", "feedback"]).fill_null(False)
@@ -191,6 +238,21 @@ def polars(path: Path, folder: Path) -> Counts:
     user = pl.col("prompt").list.eval(
         pl.element().filter(pl.element().struct.field("role") == "user").struct.field("content")
     )
+    sampling, roles = pl.col("sampling").struct, pl.col("prompt").list.eval(pl.element().struct.field("role"))
+    bad = pl.any_horizontal(
+        *(~pl.col(name).str.len_chars().is_between(1, 256) for name in _IDS),
+        sampling.field("temperature") < 0,
+        ~sampling.field("top_p").is_between(0, 1, closed="right"),
+        pl.col("tokens") < 0,
+        pl.col("latency_ms") < 0,
+        ~pl.col("propensity").is_between(0, 1, closed="right"),
+        roles.list.eval(~pl.element().is_in(_ROLES)).list.any(),
+        ~pl.col("completion").struct.field("role").is_in(_ROLES),
+        pl.col("uses").list.eval(~pl.element().is_in(["train", "evaluate"])).list.any(),
+        ~pl.col("actor").is_in(["user", "rater", "judge", "code"]),
+        ~pl.col("kind").is_in(_KINDS),
+        (pl.col("kind") == "thumb") & ~pl.col("value").is_in([1, -1]),
+    ).fill_null(False)
     read = read.with_columns(
         event_time=time,
         event_id=pl.when(said).then("interaction_id").otherwise("feedback_id"),
@@ -199,9 +261,7 @@ def polars(path: Path, folder: Path) -> Counts:
         .then(pl.lit("missing_field"))
         .when(said & (pl.col("completion").is_null() | (pl.col("prompt").list.len().fill_null(0) == 0)))
         .then(pl.lit("missing_field"))
-        .when(said & ~pl.col("propensity").fill_null(1).is_between(0, 1, closed="right"))
-        .then(pl.lit("bad_value"))
-        .when((pl.col("kind") == "thumb") & ~pl.col("value").is_in([1, -1]))
+        .when(bad)
         .then(pl.lit("bad_value")),
     )
     kept = ["type", "event_id", "interaction_id", "session_id", "user_id", "event_time", "prompt", "raw"]
@@ -226,6 +286,20 @@ def duckdb(path: Path, folder: Path) -> Counts:
     """Plain DuckDB."""
     import duckdb as db
 
+    message = dict.fromkeys(["role", "content", "name", "reasoning"], "VARCHAR")
+    structure = json.dumps(
+        dict.fromkeys([*_IDS, "type", "event_time", "kind", "actor", "arm"], "VARCHAR")
+        | dict.fromkeys(["value", "tokens", "schema_version"], "BIGINT")
+        | dict.fromkeys(["propensity", "logprob", "latency_ms"], "DOUBLE")
+        | {
+            "prompt": [message],
+            "completion": message,
+            "model": dict.fromkeys(["name", "version", "adapter_digest"], "VARCHAR"),
+            "sampling": {"temperature": "DOUBLE", "top_p": "DOUBLE", "seed": "BIGINT"},
+            "uses": ["VARCHAR"],
+        }
+    )
+    long = " OR ".join(f"NOT (len(f.{name}) BETWEEN 1 AND 256)" for name in _IDS)
     con = db.connect()
     con.execute("SET preserve_insertion_order = false")
     con.execute(
@@ -235,24 +309,26 @@ def duckdb(path: Path, folder: Path) -> Counts:
             SELECT raw, json_valid(raw) AS ok FROM read_csv('{path}', columns = {{'raw': 'VARCHAR'}},
                 delim = '\x01', quote = '', escape = '', header = false, auto_detect = false)
         ), fields AS (
-            SELECT raw, ok, CASE WHEN ok THEN json_extract_string(raw, ['$.type', '$.interaction_id', '$.feedback_id',
-                '$.session_id', '$.user_id', '$.event_time', '$.kind', '$.value', '$.propensity', '$.completion',
-                '$.prompt[0].role', '$.prompt[0].content', '$.prompt[1].content']) END AS f FROM lines
+            SELECT raw, ok, CASE WHEN ok THEN from_json(raw, '{structure}') END AS f FROM lines
         ), typed AS (
-            SELECT raw, ok, f[1] AS type, CASE WHEN f[1] = 'interaction' THEN f[2] ELSE f[3] END AS event_id,
-                f[2] AS interaction_id, f[4] AS session_id, f[5] AS user_id,
-                TRY_CAST(f[6] AS TIMESTAMPTZ) AS event_time, f[7] AS kind, TRY_CAST(f[8] AS INT) AS value,
-                TRY_CAST(f[9] AS DOUBLE) AS propensity, f[10] IS NOT NULL AS replied, f[11] IS NOT NULL AS prompted,
-                lower(CASE WHEN f[11] = 'user' THEN f[12] ELSE f[13] END) AS prompt FROM fields
+            SELECT raw, ok, f, f.type AS type,
+                CASE WHEN f.type = 'interaction' THEN f.interaction_id ELSE f.feedback_id END AS event_id,
+                f.interaction_id AS interaction_id, f.session_id AS session_id, f.user_id AS user_id,
+                TRY_CAST(f.event_time AS TIMESTAMPTZ) AS event_time,
+                lower(list_filter(f.prompt, lambda m: m.role = 'user')[1].content) AS prompt FROM fields
         )
-        SELECT *, CASE
+        SELECT raw, type, event_id, interaction_id, session_id, user_id, event_time, prompt, CASE
             WHEN NOT ok THEN 'not_json'
             WHEN type IS NULL OR type NOT IN ('interaction', 'feedback') THEN 'unknown_type'
             WHEN event_id IS NULL OR interaction_id IS NULL OR event_time IS NULL THEN 'missing_field'
-            WHEN type = 'interaction' AND NOT (replied AND prompted) THEN 'missing_field'
-            WHEN type = 'interaction' AND NOT (coalesce(propensity, 1) > 0 AND coalesce(propensity, 1) <= 1)
-                THEN 'bad_value'
-            WHEN kind = 'thumb' AND coalesce(value, 0) NOT IN (1, -1) THEN 'bad_value'
+            WHEN type = 'interaction' AND (f.completion IS NULL OR coalesce(len(f.prompt), 0) = 0) THEN 'missing_field'
+            WHEN {long} OR f.sampling.temperature < 0 OR NOT (f.sampling.top_p > 0 AND f.sampling.top_p <= 1)
+                OR f.tokens < 0 OR f.latency_ms < 0 OR NOT (f.propensity > 0 AND f.propensity <= 1)
+                OR len(list_filter(f.prompt, lambda m: m.role NOT IN {_ROLES})) > 0
+                OR f.completion.role NOT IN {_ROLES}
+                OR len(list_filter(f.uses, lambda u: u NOT IN ('train', 'evaluate'))) > 0
+                OR f.actor NOT IN ('user', 'rater', 'judge', 'code') OR f.kind NOT IN {_KINDS}
+                OR (f.kind = 'thumb' AND coalesce(f.value, 0) NOT IN (1, -1)) THEN 'bad_value'
         END AS reason FROM typed
         """
     )

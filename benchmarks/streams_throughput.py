@@ -1,15 +1,14 @@
 """How fast JSON becomes validated, joined Parquet: palate against Beam per element, plain polars and plain DuckDB.
 
 All shapes do this work in the same run, each in a process of its own on the same file: read lines of about
-1.2 KB, keep a bad line with a reason instead of failing, check required fields and ranges, keep the body as
-text, drop exact copies by id, join feedback to its interaction, order by prompt, write zstd Parquet. Their row
-counts must be equal. Imports are timed apart, as a service pays them once.
+1.2 KB, keep a bad line with a reason instead of failing, check required fields, the type of every field and
+ranges, keep the body as text, drop exact copies by id, join feedback to its interaction, order by prompt, write
+zstd Parquet. Their row counts must be equal. Imports are timed apart, as a service pays them once.
 
-What palate does beyond that, within its figure: every field of the format is checked with its type and no
-unknown one passes; bodies are rewritten in canonical form (sorted keys, UTC, NFC) and hashed with SHA-256; a
-suite of Great Expectations runs over every batch; rows and read offsets are committed together in a Delta
-table, fsynced, in bounded steps that a crash cannot double; copies under one id with another content are told
-apart; memory does not grow with the input.
+What palate does beyond that, within its figure: no unknown field passes; bodies are rewritten in canonical form
+(sorted keys, UTC, NFC) and hashed with SHA-256; a suite of Great Expectations runs over every batch; rows and read
+offsets are committed together in a Delta table, fsynced, in bounded steps that a crash cannot double; copies under
+one id with another content are told apart; memory does not grow with the input.
 
 Prints ratios; exits with 1 where a promise is not kept. Beam per element needs 7 KB of memory per event, so above
 `--per-element-max` it works on a part of the file and its rate is compared.
