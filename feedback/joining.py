@@ -84,12 +84,35 @@ def rank_copies(events: pa.Table) -> Ranked:
     if events.num_rows == 0:
         nothing = np.zeros(0, dtype=bool)
         return Ranked(events, nothing, nothing)
-    keys = ("kind", "event_id", "event_time", "digest", "ingest_time", "source", "partition", "offset")
     # Payloads are moved once, by the order that the small columns give.
-    order = pc.sort_indices(events.select(keys), [(key, "ascending") for key in keys])
+    order = _copies_together(events)
     events = events.take(order).combine_chunks()
     stands = ~_same_as_previous(events, "kind", "event_id")
     return Ranked(events, stands, _same_as_previous(events, "kind", "event_id", "digest"))
+
+
+def lost_copies(events: pa.Table) -> tuple[pa.Array, pa.Array]:
+    """Fate and reason of each row that does not stand for its id, null for the others; see `dedupe`.
+
+    Args:
+        events: Interactions and feedback, in any order, which is kept.
+    """
+    order = _copies_together(events)
+    small = events.select(["kind", "event_id", "digest"]).take(order).combine_chunks()
+    if small.num_rows == 0:
+        return pa.array([], pa.string()), pa.array([], pa.string())
+    stands = ~_same_as_previous(small, "kind", "event_id")
+    ranked = Ranked(small, stands, _same_as_previous(small, "kind", "event_id", "digest"))
+    places = np.empty(len(stands), np.int64)
+    places[order.to_numpy()] = np.arange(len(stands))
+    fates, reasons = ranked.lost_fates()
+    return fates.take(pa.array(places)), reasons.take(pa.array(places))
+
+
+def _copies_together(events: pa.Table) -> pa.Array:
+    """The order in which all rows of an id are together, the one that stands first."""
+    keys = ("kind", "event_id", "event_time", "digest", "ingest_time", "source", "partition", "offset")
+    return pc.sort_indices(events.select(keys), [(key, "ascending") for key in keys])
 
 
 def _same_as_previous(table: pa.Table, *columns: str) -> np.ndarray:

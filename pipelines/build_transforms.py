@@ -1,11 +1,12 @@
 """The Beam half of a large build: group and judge over shards, with only file names in the shuffle.
 
-Events are spilled as Arrow files by a hash of their id, so that all copies of one event meet; then by range of
-their group's key, so that everything said about one prompt meets and the shards, one after the other, are in
-the order of a segment. What is shuffled is `(shard, path)`: five times faster than shuffling rows, and the
-runner's memory stays small. The one thing every shard needs to know of all others, the prompt key of each
-interaction, is a side input of file names too. What is done with a shard stands in `shards`; as it is given
-paths and gives paths, it may as well run in a process beside this one.
+Events are spilled as Arrow files by range of their group's key, so that everything said about one prompt meets and
+the shards, one after the other, are in the order of a segment. An event's content decides its group, so copies meet
+there too; only where different events came under one id, all of that id meet first, to find the one that stands.
+What is shuffled is `(shard, name)`: five times faster than shuffling rows, and the runner's memory stays small. The
+one thing every shard needs to know of all others, the prompt key of each interaction, is a side input of file names
+too. What is done with a shard stands in `shards`; as it is given names and gives names, it may as well run in a
+process beside this one.
 
 `Join` is the first half alone: every event once, beside its prompt. `JoinAndPrefer` is all of it.
 """
@@ -34,6 +35,7 @@ from .shards import read_arrow
 
 KEYS = "keys"
 FEEDBACK = "feedback"
+CONFLICTING = "conflicting"
 
 Claim = dict[str, Any]
 """Where a shard's result lies: `shard`, and the paths of the tables of a `Part`."""
@@ -76,26 +78,65 @@ def _windowed(value: Any) -> WindowedValue:
     return GlobalWindows.windowed_value(value)
 
 
-class SpillById(OnShards):
-    """File of the events table → `((kind, shard), path)`."""
+class SpillIds(OnShards):
+    """File of the events table → `((kind, shard), name)` of its ids."""
 
     def __init__(self, staging: Path, count: int, processes: int):
         super().__init__(processes)
         self.staging, self.count = staging, count
 
     def process(self, element: EventFile) -> Iterator[Any]:
-        """Reads in batches."""
-        yield from self.work(element.kind, shards.spill_by_id, element, self.staging, self.count)
+        """Two columns only."""
+        yield from self.work(element.kind, shards.spill_ids, element, self.staging, self.count)
 
     def outputs(self, done: tuple[Any, Any]) -> Iterator[Any]:
         """Each part."""
         kind, spilled = done
-        for shard, path in spilled:
-            yield (kind, shard), path
+        for shard, name in spilled:
+            yield (kind, shard), name
+
+
+class FindConflicts(OnShards):
+    """All ids of a shard → `(kind, id)` of those that stand for different events."""
+
+    def process(self, element: tuple[tuple[str, int], Iterable[str]]) -> Iterator[Any]:
+        """Mostly nothing."""
+        (kind, _), names = element
+        yield from self.work(kind, shards.find_conflicts, list(names))
+
+    def outputs(self, done: tuple[Any, Any]) -> Iterator[Any]:
+        """Each id."""
+        kind, ids = done
+        for name in ids:
+            yield kind, name
+
+
+class Route(OnShards):
+    """File of the events table → its interactions by group; its feedback and what conflicts go on, tagged."""
+
+    def __init__(self, staging: Path, count: int, processes: int):
+        super().__init__(processes)
+        self.staging, self.count = staging, count
+
+    def process(self, element: EventFile, conflicts: list[tuple[str, str]]) -> Iterator[Any]:
+        """`conflicts` are kind and id of what must be settled by id first."""
+        ids = sorted(name for kind, name in conflicts if kind == element.kind)
+        yield from self.work(element.kind, shards.route, element, ids, self.staging, self.count)
+
+    def outputs(self, done: tuple[Any, Any]) -> Iterator[Any]:
+        """Names by group; tagged: of prompt keys, of feedback, and by id."""
+        kind, routed = done
+        yield from routed.grouped
+        for name in routed.keys:
+            yield beam.pvalue.TaggedOutput(KEYS, name)
+        if routed.feedback:
+            yield beam.pvalue.TaggedOutput(FEEDBACK, routed.feedback)
+        for shard, name in routed.by_id:
+            yield beam.pvalue.TaggedOutput(CONFLICTING, ((kind, shard), name))
 
 
 class GroupReplies(OnShards):
-    """All rows of some ids → interactions by group; feedback goes on, it waits for the prompts of all."""
+    """All rows of ids that conflict → interactions by group; feedback goes on, it waits for the prompts of all."""
 
     def __init__(self, staging: Path, count: int, processes: int):
         super().__init__(processes)
@@ -117,7 +158,7 @@ class GroupReplies(OnShards):
 
 
 class GroupFeedback(OnShards):
-    """All rows of some feedback ids → feedback by group: beside its prompt, or where it waits."""
+    """Feedback → feedback by group: beside its prompt, or where it waits."""
 
     def __init__(self, staging: Path, count: int, processes: int):
         super().__init__(processes)
@@ -193,17 +234,23 @@ class Join(beam.PTransform):
         self.given = (staging, count, processes)
 
     def expand(self, files: Any) -> Any:
-        """Groups by id, then by group."""
-        replies = (
-            files
-            | "SpillById" >> beam.ParDo(SpillById(*self.given))
-            | "ById" >> beam.GroupByKey()
+        """What conflicts by id, then all by group."""
+        ids = files | "SpillIds" >> beam.ParDo(SpillIds(*self.given)) | "ById" >> beam.GroupByKey()
+        conflicts = beam.pvalue.AsList(ids | "FindConflicts" >> beam.ParDo(FindConflicts(self.given[2])))
+        routed = files | "Route" >> beam.ParDo(Route(*self.given), conflicts).with_outputs(
+            KEYS, FEEDBACK, CONFLICTING, main="grouped"
+        )
+        settled = (
+            routed[CONFLICTING]
+            | "ConflictsById" >> beam.GroupByKey()
             | "GroupReplies"
             >> beam.ParDo(GroupReplies(*self.given)).with_outputs(KEYS, FEEDBACK, main="grouped")
         )
-        keys = beam.pvalue.AsList(replies[KEYS])
-        signals = replies[FEEDBACK] | "GroupFeedback" >> beam.ParDo(GroupFeedback(*self.given), keys)
-        return (replies["grouped"], signals) | "Grouped" >> beam.Flatten() | "ByGroup" >> beam.GroupByKey()
+        keys = beam.pvalue.AsList((routed[KEYS], settled[KEYS]) | "Keys" >> beam.Flatten())
+        feedback = (routed[FEEDBACK], settled[FEEDBACK]) | "Feedback" >> beam.Flatten()
+        signals = feedback | "GroupFeedback" >> beam.ParDo(GroupFeedback(*self.given), keys)
+        parts = (routed["grouped"], settled["grouped"], signals) | "Grouped" >> beam.Flatten()
+        return parts | "ByGroup" >> beam.GroupByKey()
 
 
 class JoinAndPrefer(beam.PTransform):

@@ -10,6 +10,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feedback.joining import PROMPT_KEYS
+from feedback.joining import PROMPT_KEYS, lost_copies, prompt_keys
 from feedback.preferences import PreferConfig
 
 from .events_table import EventFile
@@ -108,9 +109,72 @@ def by_group(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
     return by_shard(table, leading * shards >> 16)
 
 
-def spill_by_id(file: EventFile, staging: Path, shards: int) -> Spilled:
-    """A file of the events table, divided by id."""
-    return write_parts(staging, (part for table in read_events(file) for part in by_id(table, shards)))
+_IDS = pa.schema([STORED.field("event_id"), STORED.field("digest")])
+
+
+def spill_ids(file: EventFile, staging: Path, shards: int) -> Spilled:
+    """Ids and digests of a file of the events table, divided by id."""
+    ids = pq.read_table(file.path, columns=_IDS.names, partitioning=None).cast(_IDS)
+    return write_parts(staging, by_id(ids, shards))
+
+
+def find_conflicts(names: list[str]) -> list[str]:
+    """The ids that stand for different events."""
+    pairs = read_arrow(names, _IDS).group_by(_IDS.names).aggregate([])
+    counts = pc.value_counts(pairs["event_id"].combine_chunks())
+    ids: list[str] = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+    return ids
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A file of the events table, divided: what goes to its group at once, and what is settled by id first.
+
+    Attributes:
+        grouped: Interactions by group.
+        keys: Name of their prompt keys.
+        feedback: Names of feedback.
+        by_id: Events whose ids stand for different events, by id.
+    """
+
+    grouped: Spilled
+    keys: list[str]
+    feedback: list[str]
+    by_id: Spilled
+
+
+def route(file: EventFile, conflicting: list[str], staging: Path, shards: int) -> Routed:
+    """Divides a file of the events table.
+
+    All copies of an event are in one group, as its content decides which. Only of different events under one id
+    the groups differ: these must meet before it is known where they belong.
+    """
+    keys: list[str] = []
+    apart: list[pa.Table] = []
+
+    def clean() -> Iterator[pa.Table]:
+        for table in read_events(file):
+            if conflicting:
+                lost = pc.is_in(table["event_id"], pa.array(conflicting))
+                apart.append(table.filter(lost))
+                table = table.filter(pc.invert(lost))
+            yield table
+
+    def by_prompt() -> Iterator[tuple[int, pa.Table]]:
+        for table in clean():
+            known = prompt_keys(table)
+            keys.append(write_arrow(staging, known))
+            nothing = pa.nulls(table.num_rows, pa.string())
+            columns = [*table.columns, known["prompt_key"], nothing, nothing]
+            yield from by_group(pa.table(columns, names=GROUPED.names).cast(GROUPED), shards)
+
+    if file.kind == "feedback":
+        feedback = [name for _, name in write_parts(staging, ((0, table) for table in clean()))]
+        grouped: Spilled = []
+    else:
+        feedback, grouped = [], write_parts(staging, by_prompt())
+    by_ids = (part for table in apart for part in by_id(table, shards))
+    return Routed(grouped, keys, feedback, write_parts(staging, by_ids))
 
 
 def group_replies(paths: list[str], staging: Path, shards: int) -> tuple[str, Spilled]:
@@ -127,14 +191,23 @@ def group_signals(paths: list[str], keys: list[str], staging: Path, shards: int)
 
 def decide_shard(paths: list[str], config_json: str, staging: Path) -> dict[str, str]:
     """All events of some groups, judged: the names of the tables of a `Part`."""
-    part = decide(read_arrow(paths, GROUPED), PreferConfig.model_validate_json(config_json))
+    part = decide(_settled(read_arrow(paths, GROUPED)), PreferConfig.model_validate_json(config_json))
     tables = {"events": part.events, "rows": part.rows, "prompts": part.prompts}
     return {name: write_arrow(staging, table) for name, table in tables.items()}
 
 
+def _settled(grouped: pa.Table) -> pa.Table:
+    """All events of some groups, with the fates of copies that came in different files."""
+    fates, reasons = lost_copies(grouped)
+    for name, lost in (("fate", fates), ("reason", reasons)):
+        place = grouped.schema.get_field_index(name)
+        grouped = grouped.set_column(place, GROUPED.field(name), pc.coalesce(lost, grouped[name]))
+    return grouped
+
+
 def write_joined(paths: list[str], path: Path) -> str:
     """All events of some groups that stand beside a prompt, ordered by it, as a Parquet file."""
-    table = read_arrow(paths, GROUPED)
+    table = _settled(read_arrow(paths, GROUPED))
     keys = ("group", "kind", "event_id")
     small = table.select([*keys, "fate"]).append_column("row", pa.array(np.arange(table.num_rows)))
     small = small.filter(pc.is_null(small["fate"])).sort_by([(key, "ascending") for key in keys])

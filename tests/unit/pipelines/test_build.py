@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipelines.ingest import ingest
 from pipelines.ledger import Ledger, balance
 from pipelines.workspace import Layout
 
-from .made import NOW, feedback, history, interaction, lines, write
+from .made import NOW, START, feedback, history, interaction, lines, write
 
 EVENTS = history(600)
 
@@ -247,3 +248,33 @@ def test_progress_is_told(tmp_path: Path) -> None:
     )
     build(workspace=tmp_path / "w", progress=lambda *step: told.append(step))
     assert told == [("ingest", 0, 1), ("ingest", 1, 1), *[("build", done, 4) for done in range(5)]]
+
+
+def test_different_events_under_one_id_meet_across_files(tmp_path: Path) -> None:
+    """By the pipeline, where payloads go to their groups at once, as in memory, where all is together."""
+    moved = [
+        interaction(3, prompt="another question"),  # stands: it is the earlier one
+        interaction(3) | {"event_time": (START + timedelta(minutes=50)).isoformat()},
+        interaction(5),
+        interaction(5, prompt="yet another") | {"event_time": (START + timedelta(minutes=99)).isoformat()},
+        feedback(900, 3),
+        feedback(900, 4) | {"event_time": (START + timedelta(days=9)).isoformat()},
+        feedback(901, 77),  # waits
+        feedback(902, 5),
+    ]
+    files = [history(30, seed=1), moved, [*history(30, seed=1)[:12], *moved[::-1]], [interaction(4)]]
+    made = []
+    for name, settings in (
+        ("memory", BuildConfig()),
+        ("pipeline", BuildConfig(in_memory_rows=0, rows_per_shard=5)),
+    ):
+        workspace = tmp_path / name
+        for number, events in enumerate(files):
+            path = write(tmp_path / f"{number}.jsonl", events)
+            ingest(path, source="palate_jsonl", workspace=workspace, now=NOW)
+        built = build(workspace=workspace, config=settings)
+        told = sorted(str(row | {"partition": "", "ingest_time": ""}) for row in fates(workspace))
+        made.append((built.version, built.manifest["fates"], told))
+    assert made[0] == made[1]
+    assert "conflicting_duplicate" in str(made[0][1])
+    assert "same_event" in str(made[0][1])
