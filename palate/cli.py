@@ -27,7 +27,7 @@ for group in (project, ingest, data, export, fate, ledger, replay, maintain, mod
     group.register(app)
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, export, 5 nothing new, "
+    "Exit codes: 0 done, 1 error, 2 usage, 3 gate failed, 4 insufficient or bad data, 5 nothing new, "
     "130 interrupted."
 )
 

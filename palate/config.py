@@ -57,7 +57,8 @@ class Source(BaseModel):
     model_config = FROZEN
 
     name: str = "palate_jsonl"
-    """A module of `feedback/sources`, or `module:object`."""
+    """A module of `feedback/sources`, or `module:object`. Not set, a file or folder named on the command line is
+    recognised by its content."""
     path: str | None = None
     """File, folder or `kafka://broker/topic`; a relative path that does not exist is also looked up under
     $PALATE_SHARED_DATA."""

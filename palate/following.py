@@ -55,7 +55,9 @@ class FollowView:
             if {state, status.state} <= {"reading", "idle"} and now - at < LINE_EVERY_S:
                 return
             self._said = (status.state, now)
-            self._out.say(" · ".join(f"{name} {value}".strip() for name, value in _facts(status)))
+            (word, problem), *facts = _facts(status)
+            first = f"{word}: {' '.join(problem.split())}" if problem else word
+            self._out.say(" · ".join([first, *(f"{name} {value}" for name, value in facts)]))
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -72,9 +74,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     """What is worth a place in one line."""
     total = status.summary
     yield (
-        {"away": "broker away,", "reading": "reading,", "idle": "waiting for events,"}.get(
-            status.state, f"{status.state},"
-        ),
+        {"away": "broker away", "idle": "waiting for events"}.get(status.state, status.state),
         status.problem,
     )
     yield "events", f"{total.received:,}"

@@ -17,6 +17,9 @@ HEAD = """# palate project file. Every setting is shown with its default; delete
 
 """
 
+_LEFT_OPEN = {("source", "name")}
+"""Commented out although they have a default: a format that is set is no longer recognised."""
+
 
 def commented() -> str:
     """TOML of the default project; each setting under its one-line description, unset ones commented out."""
@@ -38,7 +41,8 @@ def _table(model: type[BaseModel], value: BaseModel, path: tuple[str, ...]) -> l
         if item is None:
             lines.append(f"# {name} = {_example(field)}")
         else:
-            lines.append(f"{name} = {_toml(item)}")
+            mark = "# " if (*path, name) in _LEFT_OPEN else ""
+            lines.append(f"{mark}{name} = {_toml(item)}")
     lines.append("")
     for name, field, item in nested:
         if isinstance(item, BaseModel):

@@ -49,7 +49,7 @@ class Remembered:
     state: State
     store: Store
     new: list[EventFile]
-    verified: Future[list[None]]
+    verified: Future[None]
     """The comparison of the store with its checksums, which runs beside the work on it."""
 
     def sound(self) -> bool:
@@ -100,9 +100,14 @@ def remembered(layout: Layout, wanted: tuple[str, str], table: DeltaTable) -> Re
     except SegmentError:
         return None
     beside = ThreadPoolExecutor(1, thread_name_prefix="verify-segments")
-    verified = beside.submit(lambda: [verify(segment) for segment in store.segments])
+    verified = beside.submit(_verify, store.segments)
     beside.shutdown(wait=False)
     return Remembered(state, store, [file for file in new if file.kind in KINDS], verified)
+
+
+def _verify(segments: Iterable[Segment]) -> None:
+    for segment in segments:
+        verify(segment)
 
 
 def made(

@@ -156,6 +156,7 @@ def append(
         for name, at in sorted(positions.items())
         for suffix, value in (("", at.offset), ("#last", at.last), ("#sum", at.checksum))
     ]
+    before = table.version()  # the handle moves on with its own commit
     moved: list[Path] = []
     actions: list[AddAction | RemoveAction] = []
     try:
@@ -185,10 +186,10 @@ def append(
             commit_properties=CommitProperties(app_transactions=transactions),
         )
     except CommitFailedError:
-        _discard_unless_committed(layout, moved)
+        _discard_unless_committed(layout, moved, before)
         return False
     except BaseException:
-        _discard_unless_committed(layout, moved)
+        _discard_unless_committed(layout, moved, before)
         raise
     return True
 
@@ -208,11 +209,22 @@ def mark(table: DeltaTable, name: str, value: int) -> bool:
     return True
 
 
-def _discard_unless_committed(layout: Layout, moved: Sequence[Path]) -> None:
-    """Removes files that no commit names. An error may come after the commit, from writing a checkpoint."""
+def _discard_unless_committed(layout: Layout, moved: Sequence[Path], before: int) -> None:
+    """Removes files that no commit after `before` names.
+
+    An error may come after the commit, from writing a checkpoint; and until it is looked at, a compaction may have
+    replaced the file, which readers of that commit still need. So the log is asked, not the newest snapshot.
+    """
     if not moved:
         return
-    committed = {file.path.name for file in files(open_table(layout))}
+    committed: set[str] = set()
+    for number in range(before + 1, open_table(layout).version() + 1):
+        try:
+            log = (layout.events / "_delta_log" / f"{number:020}.json").read_text()
+        except FileNotFoundError:
+            return  # what is in no commit then waits for vacuum
+        adds = (json.loads(line).get("add") for line in log.splitlines())
+        committed.update(unquote(add["path"]).rpartition("/")[2] for add in adds if add)
     for path in moved:
         if path.name not in committed:
             path.unlink(missing_ok=True)

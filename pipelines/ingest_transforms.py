@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,7 @@ class Check(beam.DoFn):
         """Nothing is held back from one bundle to the next."""
         self.ahead = Ahead(self.manner.processes, ahead=_AHEAD)
         self.parsed: list[tuple[Range, Parsed]] = []
+        self.stopped: set[str] = set()
 
     def process(self, element: Batch) -> Iterator[Checked]:
         """Yields what is complete by now."""
@@ -212,6 +213,13 @@ class Check(beam.DoFn):
 
     def _take(self, batch: Batch, pieces: list[Parsed]) -> Iterator[Checked]:
         """Adds what was parsed; yields what is enough."""
+        partition = batch.range.partition.id
+        if partition in self.stopped:
+            return
+        # The commit may be full before the batch ends, as a source need not know sizes where it cuts. What was
+        # read beyond is left for the next one.
+        if pieces[-1].hi < batch.range.hi:
+            self.stopped.add(partition)
         for number, piece in enumerate(pieces, 1):
             more = piece.more or (batch.more and number == len(pieces))
             self.parsed.append((batch.range, replace(piece, more=more)))
@@ -265,6 +273,8 @@ class Check(beam.DoFn):
 def _joined(partition: str, run: Sequence[tuple[Parsed, pa.Table]]) -> Checked:
     """Pieces that follow each other, with the sums of their counts, as one."""
     pieces = [piece for piece, _ in run]
+    if any(before.hi != after.lo for before, after in pairwise(pieces)):
+        raise RuntimeError(f"{partition} was not read without gaps")  # which the receipt would no longer show
     newest = next((piece for piece in reversed(pieces) if piece.path), pieces[-1])
     table = pa.concat_tables([table for _, table in run])
     return Checked(
@@ -308,23 +318,22 @@ class WriteBatch(beam.DoFn):
 
     def finish_bundle(self) -> None:
         """Waits until everything is written; raises what the writing raised."""
-        for receipt, files in self.ahead.rest():
-            self._leave(receipt, files)
+        for element, files in self.ahead.rest():
+            self._leave(element, files)
 
     def _write(self, element: Checked) -> None:
-        calls = (
-            [(parsing.write_kinds, (element.paths, self.staging, self.manner.in_process))]
-            if element.paths
-            else []
-        )
-        for receipt, files in self.ahead.add(element.receipt, calls):
-            self._leave(receipt, files)
+        calls = [(parsing.write_kinds, (element.paths, self.staging))] if element.paths else []
+        for done, files in self.ahead.add(element, calls):
+            self._leave(done, files)
 
-    def _leave(self, receipt: Receipt, files: list[dict[str, str]]) -> None:
-        left = {**asdict(receipt), "files": files[0] if files else {}}
+    def _leave(self, element: Checked, files: list[dict[str, str]]) -> None:
+        left = {**asdict(element.receipt), "files": files[0] if files else {}}
         path = self.receipts / f"{uuid.uuid4().hex}.json"
         path.with_suffix(".part").write_bytes(orjson.dumps(left))
         path.with_suffix(".part").replace(path)
+        # Only now, as a process that dies while it writes leaves its work to be done again.
+        for read in element.paths if self.manner.in_process else ():
+            Path(read).unlink(missing_ok=True)
 
 
 def read_receipts(folder: Path) -> list[Receipt]:

@@ -131,13 +131,12 @@ _FORMAT: dict[str, Any] = {
 }
 
 
-def write_kinds(paths: Sequence[str], folder: Path, tidy: bool) -> dict[str, str]:
+def write_kinds(paths: Sequence[str], folder: Path) -> dict[str, str]:
     """Rows in `EVENTS` as Parquet, a file for each kind that is there.
 
     Args:
         paths: Arrow files.
         folder: Where the Parquet files go.
-        tidy: Whether to remove the Arrow files.
 
     Returns:
         The path of the file of each kind.
@@ -146,16 +145,13 @@ def write_kinds(paths: Sequence[str], folder: Path, tidy: bool) -> dict[str, str
     with ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for lo in range(0, len(paths), _PIECES_HELD):  # so that few rows are held at a time
-            some = paths[lo : lo + _PIECES_HELD]
-            table = read(some, EVENTS)
+            table = read(paths[lo : lo + _PIECES_HELD], EVENTS)
             for kind in sorted(pc.unique(table["kind"]).to_pylist()):
                 if kind not in writers:
                     files[kind] = str(folder / f"{uuid.uuid4().hex}.parquet")
                     writers[kind] = stack.enter_context(pq.ParquetWriter(files[kind], _FILE, **_FORMAT))
                 rows = table.filter(pc.equal(table["kind"], kind)).drop_columns(["kind"])
                 writers[kind].write_table(rows.cast(_FILE))
-            for path in some if tidy else ():
-                Path(path).unlink(missing_ok=True)
     return files
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,11 +46,18 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _lock = threading.Lock()
 _pool: tuple[int, ProcessPoolExecutor] | None = None
+_of_parent: list[Any] = []
+"""In a fork: the pool of whoever forked. Kept, as its end would reach for locks that nobody here frees."""
 
 
 def available() -> int:
-    """As many processes as there are cores that this one may use; none where there is only one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """As many processes as there are cores that this one may use; none where there is only one.
+
+    A container's share of the processor counts too: on a large machine it may be far below the cores one sees.
+    """
+    from loky import cpu_count
+
+    cores = int(cpu_count())
     return cores if cores > 1 else 0
 
 
@@ -81,7 +90,7 @@ class Ahead:
     """Calls that run while the caller goes on, and whose results come out in the order they were given.
 
     With no processes each call is made when it is given. A process that dies (out of memory, killed) costs
-    only time: its call is made again here.
+    only time: its call is made again here, so a call must leave what it was given as it is.
     """
 
     def __init__(self, count: int, *, ahead: int = 0):
@@ -112,44 +121,59 @@ def _result(call: Call, future: Future[Any] | None) -> Any:
     function, arguments = call
     if future is None:
         return function(*arguments)
+    from loky.process_executor import ShutdownExecutorError
+
     try:
         return future.result()
-    except BrokenProcessPool:
-        _forget()
+    except (BrokenProcessPool, ShutdownExecutorError):
         return function(*arguments)
 
 
 def _submit(count: int, call: Call) -> Future[Any] | None:
     """Hands a call to the pool; None when it cannot take it, so that it is made here."""
     global _pool
-    from loky.process_executor import ProcessPoolExecutor, ShutdownExecutorError
+    if current_process().daemon:  # may have no children; where, say, a cluster's worker calls us
+        return None
+    from loky.process_executor import ProcessPoolExecutor
 
     function, arguments = call
     with _lock:
-        if _pool is None or _pool[0] != count:
-            if _pool is not None:
-                _pool[1].shutdown(wait=False)
-            pool = ProcessPoolExecutor(
-                count, timeout=IDLE_S, initializer=_end_with_parent, initargs=(os.getpid(),), env=_ENVIRONMENT
-            )
-            _pool = (count, pool)
         try:
+            if _pool is None or _pool[0] != count:
+                if _pool is not None:
+                    _pool[1].shutdown(wait=False)
+                    _pool = None
+                pool = ProcessPoolExecutor(
+                    count, timeout=IDLE_S, initializer=_begin_worker, initargs=(os.getpid(),), env=_ENVIRONMENT
+                )
+                _pool = (count, pool)
             future: Future[Any] = _pool[1].submit(function, *arguments)
-        except (BrokenProcessPool, ShutdownExecutorError):
+        # It is broken, or this process ends, or no process or semaphore is to be had.
+        except (BrokenProcessPool, RuntimeError, OSError, ImportError):
+            if _pool is not None:
+                _pool[1].shutdown(wait=False, kill_workers=True)
             _pool = None
             return None
         return future
 
 
-def _forget() -> None:
-    """The next call starts a new pool."""
-    global _pool
-    with _lock:
-        _pool = None
+def _after_fork() -> None:
+    """In a fork: the pool's threads are not here, so it would take calls and never answer."""
+    global _lock, _pool
+    _of_parent.append(_pool)
+    _lock, _pool = threading.Lock(), None
 
 
-def _end_with_parent(parent: int) -> None:
-    """In a worker: ends it soon after its parent, which may be killed without a word."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _begin_worker(parent: int) -> None:
+    """In a worker: ends it soon after its parent, which may be killed without a word; and only then.
+
+    Ctrl-C reaches all processes of a terminal. What becomes of the work is for the parent to decide.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -61,14 +61,15 @@ def ingest(
     _only_one(path, input_)
     context = open_context(config, set_, json_)
     place, name = _place(context, path or (str(input_) if input_ else None), source)
-    if follow or is_url(place):
+    streamed = follow or is_url(place)
+    if streamed:
         summary = _follow(context, place, name, follow, group, metrics_port, metrics_host)
     else:
         _only_for_streams(group, metrics_port)
         with context.exclusive():
             summary = loop.ingest(context, Path(place), name)
     code = loop.NOTHING_NEW if summary.received == 0 and not summary.gaps and not follow else loop.DONE
-    _show(context, summary)
+    _show(context, summary, streamed)
     context.out.result({"ok": True, "exit_code": code, "source": name, **vars(summary)})
     return code
 
@@ -225,7 +226,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _show(context: Context, summary: IngestSummary) -> None:
+def _show(context: Context, summary: IngestSummary, streamed: bool) -> None:
     out = context.out
     rows: list[tuple[str, object]] = [("interactions", summary.interactions), ("feedback", summary.feedback)]
     rows += [(f"dead letter: {reason}", n) for reason, n in sorted(summary.dead_letters.items())]
@@ -239,8 +240,8 @@ def _show(context: Context, summary: IngestSummary) -> None:
     if summary.sent_dead_letters:
         out.say(f"Sent {counted(summary.sent_dead_letters, 'dead letter')} to their topic.")
     if summary.received == 0:
-        # Only a folder of events may be without any part to read.
-        empty = "" if summary.partitions else " The folder has no *.jsonl file yet."
+        # Only a folder of events may be without any part to read; following counts no parts before there is news.
+        empty = "" if summary.partitions or streamed else " The folder has no *.jsonl file yet."
         out.say(f"Nothing new.{empty}")
         return
     if summary.dead_letters:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from feedback.sources import SourceError, palate_jsonl
-from feedback.sources.palate_jsonl import Config, partitions, read
+from feedback.sources.palate_jsonl import Config, cuts, partitions, read
 
 LINES = [b'{"n": %d, "text": "%s"}' % (n, b"x" * (n * 7 % 50)) for n in range(40)]
 
@@ -136,3 +136,20 @@ def _stops():
 
 def test_an_empty_folder_is_a_source_that_has_nothing_yet(tmp_path):
     assert partitions(tmp_path, Config()) == []
+
+
+def test_cuts_lie_at_ends_of_lines_and_lose_nothing(segment, monkeypatch):
+    draw = random.Random(1)
+    for size in (1, 7, 64, 500):
+        monkeypatch.setattr(palate_jsonl, "_CUT_BYTES", size)
+        for end in (b"\n", b"\r\n\n", b""):
+            path = segment(b"\n".join(LINES) + end)
+            (partition,) = partitions(path, Config())
+            for lo in (0, draw.randint(0, partition.end), partition.end):
+                found = list(cuts(partition, lo, partition.end, Config()))
+                edges = [lo, *(cut.offset for cut in found), partition.end]
+                assert edges == sorted(edges) and len(set(edges[:-1])) == len(edges) - 1
+                whole = list(read(partition, lo, partition.end, Config()))
+                assert [r for a, b in pairwise(edges) for r in read(partition, a, b, Config())] == whole
+                for (a, b), cut in zip(pairwise(edges), found, strict=False):
+                    assert len(list(read(partition, a, b, Config()))) <= cut.records

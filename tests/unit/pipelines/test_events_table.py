@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from feedback.tables import EVENTS, to_table
 from feedback.validation import Rejected
@@ -85,3 +87,25 @@ def test_positions_survive_a_checkpoint(tmp_path: Path) -> None:
         )
     events_table.open_table(layout).create_checkpoint()
     assert events_table.position(events_table.open_table(layout), "p") == Position(3, 0, 3)
+
+
+def test_an_error_after_the_commit_and_a_compaction_removes_nothing(tmp_path: Path, monkeypatch) -> None:
+    """As when writing a checkpoint fails, and maintenance is quick to rewrite what was committed."""
+    layout = Layout(tmp_path / "w")
+    assert events_table.append(layout, events_table.open_table(layout), [_staged(tmp_path, "a", 2)], {})
+    before = events_table.open_table(layout).version()
+    commit = DeltaTable.create_write_transaction
+
+    def late(table: DeltaTable, *arguments: Any, **named: Any) -> None:
+        commit(table, *arguments, **named)
+        monkeypatch.undo()
+        events_table.open_table(layout).optimize.compact()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    with pytest.raises(OSError, match="No space"):
+        events_table.append(layout, events_table.open_table(layout), [_staged(tmp_path, "b", 3)], {})
+    table = events_table.open_table(layout)
+    assert table.to_pyarrow_table().num_rows == 5
+    new = events_table.added_since(layout, table, before)
+    assert new is not None and [file.rows for file in new] == [3]

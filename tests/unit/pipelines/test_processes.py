@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from pipelines.processes import Ahead, start
 from pipelines.runner import RunnerConfig
 from pipelines.workspace import Layout
 
-from .made import NOW, history, lines
+from .made import NOW, history, interaction, lines
 
 
 def test_results_come_in_the_order_they_were_given() -> None:
@@ -104,3 +105,21 @@ def test_starting_takes_no_time_from_the_caller() -> None:
     assert time.monotonic() - started < 1
     for future in futures:
         future.result()
+
+
+def test_a_range_that_is_cut_gives_the_rows_of_one_that_is_not(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("pipelines.runner._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("feedback.sources.palate_jsonl._CUT_BYTES", 700)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(lines(history(60, seed=2)) + b"\n{\n\n" + json.dumps(interaction(99)).encode())
+    tables = {}
+    for workers, commit_records in ((1, 1000), (2, 1000), (2, 9)):
+        workspace = tmp_path / f"w{workers}-{commit_records}"
+        config, runner = IngestConfig(commit_records=commit_records), RunnerConfig(workers=workers)
+        done = ingest(path, source="palate_jsonl", workspace=workspace, config=config, runner=runner, now=NOW)
+        assert (done.received, done.dead_letters) == (62, {"not_json": 1})
+        table = events_table.open_table(Layout(workspace))
+        assert (table.version() > 3) == (commit_records == 9)
+        tables[workers, commit_records] = table.to_pyarrow_table().sort_by("offset").to_pylist()
+    first, *others = tables.values()
+    assert all(other == first for other in others)
