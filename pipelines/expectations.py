@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-
-EXAMPLES = 5
-"""Rows that an outcome names for each expectation."""
 
 
 class ExpectationsConfig(BaseModel):
@@ -38,20 +34,6 @@ class ExpectationsConfig(BaseModel):
     """Longest id."""
     max_body_bytes: int = Field(default=2_000_000, ge=2)
     """Longest canonical event; by its default fields it may be longer than the event as it came."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the suite found in one batch.
-
-    Attributes:
-        failures: Row number to the name of the first expectation it fails, in alphabetical order of names.
-        checks: One JSON object per expectation: `name`, `success`, `rows` looked at, number of `unexpected`
-            ones, and the event ids of up to five of them as `examples`.
-    """
-
-    failures: dict[int, str] = field(default_factory=dict)
-    checks: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Expectations:
@@ -74,46 +56,34 @@ class Expectations:
         self._definition = context.validation_definitions.add(definition)
 
     def failures(self, events: pa.Table) -> dict[int, str]:
-        """Which rows fail, and at what; see `check`."""
-        return self.check(events).failures
-
-    def check(self, events: pa.Table) -> Outcome:
         """Looks at every row that is not a dead letter.
 
         Args:
             events: rows of the `EVENTS` schema.
+
+        Returns:
+            Row number to the name of the first expectation it fails, in alphabetical order of names.
 
         Raises:
             RuntimeError: an expectation could not be evaluated; a batch is never passed unchecked.
         """
         frame, rows = _columns(events)
         if len(rows) == 0:
-            return Outcome()
+            return {}
         # Whether all is well costs a fraction of finding out where it is not, and mostly all is well.
         result = self._run(frame, "BOOLEAN_ONLY")
         if not result.success:
             result = self._run(frame, "COMPLETE")
         failed: dict[int, set[str]] = {}
-        checks = []
         for outcome in result.results:
             configuration = outcome.expectation_config
             name = str(configuration.meta["name"]) if configuration and configuration.meta else "unnamed"
             found = outcome.result.get("unexpected_index_list")
             if outcome.exception_info.get("raised_exception") or (not outcome.success and found is None):
                 raise RuntimeError(f"expectation {name} was not evaluated: {outcome.exception_info}")
-            unexpected = [int(rows[number]) for number in found or ()]
-            for row in unexpected:
-                failed.setdefault(row, set()).add(name)
-            checks.append(
-                {
-                    "name": name,
-                    "success": not unexpected,
-                    "rows": len(rows),
-                    "unexpected": len(unexpected),
-                    "examples": [events["event_id"][row].as_py() for row in unexpected[:EXAMPLES]],
-                }
-            )
-        return Outcome({row: min(names) for row, names in failed.items()}, checks)
+            for number in found or ():
+                failed.setdefault(int(rows[number]), set()).add(name)
+        return {row: min(names) for row, names in failed.items()}
 
     def _run(self, frame: Any, form: str) -> Any:
         return self._definition.run(
