@@ -159,7 +159,7 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        # The library's own progress bar knows no switch; it would break palate's stage display.
+        # The library's own progress bars know no switch; they would break palate's stage display.
         with contextlib.redirect_stderr(io.StringIO()):
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
             model: Any = AutoModelForCausalLM.from_pretrained(
@@ -168,8 +168,8 @@ def _convert_gguf(weights: Path, target: Path) -> None:
                 dtype=torch.float32,
                 quantization_config=GgufConfig(dequantize=True),
             )
-        model.to(torch.bfloat16).save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
+            model.to(torch.bfloat16).save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
         try:
             staging.chmod(0o755)
             staging.replace(target)

@@ -12,7 +12,7 @@ works a batch twice leaves two receipts for the same range, of which `read_recei
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -215,6 +215,7 @@ class Check(beam.DoFn):
         """Adds what was parsed; yields what is enough."""
         partition = batch.range.partition.id
         if partition in self.stopped:
+            _tidy(self.manner, [piece.path for piece in pieces if piece.path])
             return
         # The commit may be full before the batch ends, as a source need not know sizes where it cuts. What was
         # read beyond is left for the next one.
@@ -239,6 +240,7 @@ class Check(beam.DoFn):
             first += table.num_rows
             if failed:
                 table = self._without_failures(table, replace(asked, lo=piece.lo, hi=piece.hi), failed)
+                _tidy(self.manner, [piece.path])
                 piece = replace(piece, path=parsing.write(table, self.staging))
             done.append((asked.partition.id, piece, table))
         for partition, run in groupby(done, key=lambda each: each[0]):
@@ -293,6 +295,13 @@ def _joined(partition: str, run: Sequence[tuple[Parsed, pa.Table]]) -> Checked:
     )
 
 
+def _tidy(manner: Manner, paths: Iterable[str]) -> None:
+    """Removes files that are done with, where nothing is worked twice. The staging folder goes later than one
+    might think: a long backlog is many commits."""
+    for path in paths if manner.in_process else ():
+        Path(path).unlink(missing_ok=True)
+
+
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     """How often each value is there."""
     found = pc.value_counts(column)
@@ -332,8 +341,7 @@ class WriteBatch(beam.DoFn):
         path.with_suffix(".part").write_bytes(orjson.dumps(left))
         path.with_suffix(".part").replace(path)
         # Only now, as a process that dies while it writes leaves its work to be done again.
-        for read in element.paths if self.manner.in_process else ():
-            Path(read).unlink(missing_ok=True)
+        _tidy(self.manner, element.paths)
 
 
 def read_receipts(folder: Path) -> list[Receipt]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -144,9 +145,14 @@ def _submit(count: int, call: Call) -> Future[Any] | None:
                     _pool[1].shutdown(wait=False)
                     _pool = None
                 pool = ProcessPoolExecutor(
-                    count, timeout=IDLE_S, initializer=_begin_worker, initargs=(os.getpid(),), env=_ENVIRONMENT
+                    count,
+                    timeout=IDLE_S,
+                    initializer=_begin_worker,
+                    initargs=(os.getpid(),),
+                    env=_ENVIRONMENT,
                 )
                 _pool = (count, pool)
+                Finalize(None, _end, exitpriority=0)
             future: Future[Any] = _pool[1].submit(function, *arguments)
         # It is broken, or this process ends, or no process or semaphore is to be had.
         except (BrokenProcessPool, RuntimeError, OSError, ImportError):
@@ -155,6 +161,13 @@ def _submit(count: int, call: Call) -> Future[Any] | None:
             _pool = None
             return None
         return future
+
+
+def _end() -> None:
+    """When this one is a child of `multiprocessing`: it would wait for the processes until they are idle."""
+    with _lock:
+        if _pool is not None:
+            _pool[1].shutdown(wait=False, kill_workers=True)
 
 
 def _after_fork() -> None:

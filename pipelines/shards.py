@@ -27,6 +27,9 @@ from .groups_store.segment import STORED
 
 Spilled = list[tuple[int, str]]
 """Number of a shard and name of a part of it."""
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 128 * 2**20
+"""What of a file of events is held at once; the texts of long conversations are large."""
 _BATCHES = "#"
 """Between the path of a file and the numbers of the record batches in it that are meant."""
 
@@ -74,7 +77,10 @@ def read_events(file: EventFile) -> Iterator[pa.Table]:
     """A file of the events table in `STORED`, in batches, so that a large file needs little memory."""
     wanted = [name for name in STORED.names if name != "kind"]
     with pq.ParquetFile(file.path) as parquet:
-        for batch in parquet.iter_batches(batch_size=65_536, columns=wanted):
+        about = parquet.metadata
+        size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * about.num_rows // max(1, size)))
+        for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
             table = pa.Table.from_batches([batch])
             table = table.append_column("kind", pa.repeat(pa.scalar(file.kind), batch.num_rows))
             yield table.select(STORED.names).cast(STORED)

@@ -148,7 +148,8 @@ def recognise(path: Path) -> str:
     require(path, what="file or directory to read")
     found = _takers(path)
     if path.is_dir() and not found:
-        inside = sorted(f for f in path.glob("*.json*") if f.is_file() and f.suffix in (".json", ".jsonl"))
+        found_inside = (f for f in path.glob("*.json*") if f.is_file() and f.suffix in (".json", ".jsonl"))
+        inside = sorted(f for f in found_inside if f.stat().st_size)  # a log that was just rotated is empty
         each = [_takers(file) for file in inside[:_LOOKED_AT]]
         found = sorted({name for takers in each for name in takers}) if all(each) else []
     if len(found) == 1:

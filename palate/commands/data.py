@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from feedback.errors import PalateError
-from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context, with_options
 from palate.wording import counted
 
 SHOWN = ("dataset", "fates", "dead-letters", "model", "run")
@@ -32,6 +32,8 @@ def build(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption
     with context.exclusive():
         dataset = loop.build(context)
     _show_dataset(context.out, dataset)
+    context.out.say(f"Why each event ended where it did: {with_options('palate ledger')}")
+    context.out.say(f"Learn from the rows and judge what was learned: {with_options('palate run')}")
     code = loop.NOTHING_NEW if dataset.reused else loop.DONE
     context.out.result(
         {"ok": True, "exit_code": code, "version": dataset.version, "manifest": dataset.manifest}
@@ -161,8 +163,14 @@ def _dead_letters(context: Any, _name: str | None, limit: int) -> dict[str, Any]
     context.out.table(
         "",
         ["reason", "detail", "where", "as it came"],
-        [(r["reason"], r["detail"], f"{r['partition']} @{r['offset']}", _short(r["raw"])) for r in shown],
+        [(r["reason"], r["detail"], f"{r['partition']}@{r['offset']}", _short(r["raw"])) for r in shown],
     )
+    if shown:
+        first = with_options("palate fate '{partition}@{offset}'".format(**shown[0]))
+        context.out.say(f"The story of one: {first}")
+        context.out.say(
+            f"Once more through validation: {with_options('palate replay --dead-letters --dry-run')}"
+        )
     return {"dead_letters": shown, "total": total}
 
 

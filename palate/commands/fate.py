@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.wording import counted
 
 if TYPE_CHECKING:
     from palate.console import Out
@@ -117,7 +118,7 @@ def _joins(out: Out, found: Story) -> None:
 def _datasets(out: Out, found: Story) -> None:
     if found.rows:
         out.table(
-            f"{len(found.rows)} preference rows",
+            counted(len(found.rows), "preference row"),
             ["row", "rule", "split", "chosen", "rejected", "in datasets"],
             [
                 (
@@ -125,7 +126,7 @@ def _datasets(out: Out, found: Story) -> None:
                     row.rule,
                     row.split,
                     _flat(row.chosen, 40),
-                    _flat(row.rejected, 40) if row.rejected is not None else f"– (label {row.label})",
+                    _flat(row.rejected, 40) if row.rejected is not None else _unpaired(row.label),
                     " ".join(row.versions),
                 )
                 for row in found.rows[:20]
@@ -148,6 +149,10 @@ def _datasets(out: Out, found: Story) -> None:
         out.say("No dataset has a row that rests on it.")
     for version in found.damaged:
         out.say(f"Dataset {version} is damaged and was not looked into.")
+
+
+def _unpaired(label: bool | None) -> str:
+    return "–" if label is None else "– (liked)" if label else "– (disliked)"
 
 
 def _training(out: Out, runs: list[RunUse], models: list[ModelUse], used: bool) -> None:

@@ -109,11 +109,18 @@ def _place(context: Context, given: str | None, source: str | None) -> tuple[str
         return str(path), project.source.name
     from feedback.sources import recognise
 
-    if path.is_dir() and not any(path.iterdir()):
+    if _holds_nothing(path):
         return str(path), project.source.name  # nothing to recognise yet
     name = recognise(path)
     context.out.say(f"{path} is read as {name}.")
     return str(path), name
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether this is an empty file, or a folder without any or with such files only."""
+    if path.is_dir():
+        return all(_holds_nothing(inside) for inside in path.iterdir())
+    return path.is_file() and path.stat().st_size == 0
 
 
 def _fetched(context: Context, server: str) -> str:

@@ -75,6 +75,8 @@ def _print(out: Any, found: Any, since: str | None, until: str | None) -> None:
         ["fate", "events", "share"],
         [(name, count, f"{count / max(found.received, 1):.1%}") for name, count in found.fates.items()],
     )
+    if not found.received and span:
+        out.say("These are times of arrival, not of the events.")
     if found.reasons:
         out.table("Why", ["fate/reason", "events"], list(found.reasons.items()))
     if found.gaps:

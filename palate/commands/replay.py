@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palate.commands.ledger import SinceOption, UntilOption, time_range
-from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
+from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context, with_options
 from palate.wording import counted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def replay(
     from pipelines import replay as replays
     from pipelines import replay_files
 
-    _refuse_unclear(dead_letters or from_ is not None, export is not None, from_ or edit_with)
+    _refuse_unclear(dead_letters, export is not None, from_, edit_with)
     context = open_context(config, set_, json_)
     now = context_module.now()
     letters = replays.Letters(*time_range(since, until, now=now), tuple(reason or ()))
@@ -82,17 +82,24 @@ def replay(
     return code
 
 
-def _refuse_unclear(anything: bool, export: bool, other_source: object) -> None:
+def _refuse_unclear(dead_letters: bool, export: bool, from_: Path | None, edit_with: str | None) -> None:
     """Options that do not say what is to be done."""
+    from feedback.errors import PalateError
     from palate.config import ConfigError
 
-    if not anything:
+    if not dead_letters and from_ is None:
         raise ConfigError(
             "Say what to replay.",
             allowed="--dead-letters or --from",
             next_step="palate replay --dead-letters --dry-run",
         )
-    if export and other_source:
+    if from_ is not None and not from_.is_file():
+        raise PalateError(
+            "There is no such file.",
+            got=from_,
+            next_step="palate replay --dead-letters --export letters.jsonl writes one",
+        )
+    if export and (from_ or edit_with):
         raise ConfigError(
             "--export only writes letters down, as they are.",
             got="--export with --from or --edit-with",
@@ -110,9 +117,9 @@ def _export(out: Out, workspace: Path, letters: Letters, path: Path) -> int:
         raise ConfigError(
             "That file exists and is not touched.", got=path, next_step="name another file"
         ) from None
-    out.say(
-        f"Wrote {counted(count, 'dead letter')}. Mend `raw` in each line, then: palate replay --from {path}"
-    )
+    out.say(f"Wrote {counted(count, 'dead letter')}.")
+    if count:
+        out.say(f"Mend `raw` in each line, then: {with_options(f'palate replay --from {path}')}")
     out.result({"ok": True, "exit_code": 0, "exported": count, "file": str(path.resolve())})
     return 0
 
@@ -131,8 +138,14 @@ def _print(out: Out, summary: ReplaySummary, dry_run: bool) -> None:
             ["where", "reason", "detail"],
             [(f"{e.partition}@{e.offset}", e.reason, e.detail) for e in summary.examples],
         )
+        by_hand = with_options("palate replay --dead-letters --export letters.jsonl")
+        out.say(f"To mend them by hand: {by_hand}; by program: --edit-with module:function")
+    if not summary.letters:
+        out.say(
+            f"No dead letter fits these options. Those there are: {with_options('palate show dead-letters')}"
+        )
     if summary.ingested is not None:
-        out.say("Joined and turned into preferences by the next build: palate build")
+        out.say(f"Joined and turned into preferences by the next build: {with_options('palate build')}")
 
 
 def _document(summary: ReplaySummary) -> dict[str, object]:

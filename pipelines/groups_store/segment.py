@@ -111,7 +111,10 @@ class Segment:
     @cached_property
     def _batches(self) -> list[pa.RecordBatch]:
         reader = pa.ipc.open_file(pa.memory_map(str(self.path / EVENTS)))
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate()
+        return batches
 
     def events(self, places: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Events by their number, in ascending order.
@@ -123,14 +126,30 @@ class Segment:
         for batch in self._batches:
             lo, hi = np.searchsorted(places, (first, first + batch.num_rows))
             if lo < hi:
-                wanted = pa.array(places[lo:hi] - first)
-                taken.append(batch.select(schema.names).take(wanted))
+                wanted = places[lo:hi] - first
+                batch_of = batch.select(schema.names)
+                _refuse_outside(batch_of, wanted)
+                taken.append(batch_of.take(pa.array(wanted)))
             first += batch.num_rows
         return pa.Table.from_batches(taken, schema)
 
     def group_of_event(self, places: np.ndarray) -> np.ndarray:
         """(N,) int64: the group of each of N events."""
         return np.searchsorted(self["starts"], places, "right") - 1
+
+
+def _refuse_outside(batch: pa.RecordBatch, wanted: np.ndarray) -> None:
+    """Refuses texts that a damaged file says to lie outside of it, as Arrow would follow and end the process.
+
+    A segment is worked on while it is verified, so this cannot be left to `verify`.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_string(column.type):
+            _, offsets, texts = column.buffers()
+            at = np.frombuffer(offsets, np.int32)
+            lo, hi = at[column.offset + wanted], at[column.offset + wanted + 1]
+            if (lo < 0).any() or (hi < lo).any() or (hi > (texts.size if texts else 0)).any():
+                raise SegmentError("A segment was changed.", got=f"{EVENTS}, column {name}")
 
 
 def open_segment(path: Path, *, verified: bool = True) -> Segment:

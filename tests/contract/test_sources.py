@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -167,3 +168,10 @@ def test_a_grown_export_gives_the_same_events_again(name, tmp_path):
     after = [record.raw for record in read_all(source, config, path)]
     assert len(after) > len(before)
     assert set(after) == set(before)
+
+
+def test_an_empty_file_beside_others_says_nothing_of_the_format(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").touch()
+    event = {"type": "feedback", "feedback_id": "f", "interaction_id": "i", "kind": "copy"}
+    (tmp_path / "1.jsonl").write_text(json.dumps(event | {"event_time": "2026-03-01T12:00:00Z"}) + "\n")
+    assert recognise(tmp_path) == "palate_jsonl"

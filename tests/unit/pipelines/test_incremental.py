@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +26,7 @@ from pipelines.build import BuildConfig, build
 from pipelines.errors import PipelineError
 from pipelines.events_table import EventFile, Position
 from pipelines.groups_store import store
-from pipelines.groups_store.segment import SegmentError
+from pipelines.groups_store.segment import SegmentError, open_segment
 from pipelines.ledger import balance
 from pipelines.workspace import Layout, staging_folder
 from tests.unit.feedback.made import EVERYTHING_TRAINS, NOON, event_set, feedback, interaction
@@ -263,6 +265,19 @@ def test_a_flipped_bit_in_a_reply_never_reaches_a_dataset(tmp_path: Path) -> Non
     put(tmp_path / "w", batches[1], 1)
     build(workspace=tmp_path / "w", config=TRAIN)
     assert made(tmp_path / "w") == once
+
+
+def test_texts_that_a_damaged_segment_puts_outside_of_it_are_not_followed(built_once: Path) -> None:
+    (path,) = (built_once / "groups").glob("segment-*/events.arrow")
+    content = bytearray(path.read_bytes())
+    bodies = pa.ipc.open_file(pa.BufferReader(bytes(content))).get_batch(0)["body"]
+    offsets = bodies.buffers()[1].to_pybytes()[: 4 * len(bodies) + 4]
+    assert content.count(offsets) == 1
+    content[content.index(offsets) + 7] ^= 64  # a thousand million bytes further
+    path.write_bytes(content)
+    segment = open_segment(path.parent, verified=False)
+    with pytest.raises(SegmentError, match=r"changed[.]\nGot: events[.]arrow, column body"):
+        segment.events(np.arange(2))
 
 
 def test_compaction_is_nothing_new(tmp_path: Path) -> None:

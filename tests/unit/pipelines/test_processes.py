@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from operator import mul
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
+from loky.process_executor import ProcessPoolExecutor
 
-from pipelines import events_table
+from feedback.sources import Cut, Partition, palate_jsonl
+from feedback.validation import Limits
+from pipelines import events_table, ingest_transforms, parsing, processes, shards
 from pipelines.build import BuildConfig, build
 from pipelines.ingest import IngestConfig, ingest
 from pipelines.processes import Ahead, start
+from pipelines.ranges import Range, Sizes
 from pipelines.runner import RunnerConfig
 from pipelines.workspace import Layout
 
-from .made import NOW, history, interaction, lines
+from .made import NOW, history, interaction, lines, write
 
 
 def test_results_come_in_the_order_they_were_given() -> None:
@@ -107,7 +114,9 @@ def test_starting_takes_no_time_from_the_caller() -> None:
         future.result()
 
 
-def test_a_range_that_is_cut_gives_the_rows_of_one_that_is_not(tmp_path: Path, monkeypatch) -> None:
+def test_a_range_that_is_cut_gives_the_rows_of_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipelines.runner._WORTH_PROCESSES", 1)
     monkeypatch.setattr("feedback.sources.palate_jsonl._CUT_BYTES", 700)
     path = tmp_path / "events.jsonl"
@@ -123,3 +132,96 @@ def test_a_range_that_is_cut_gives_the_rows_of_one_that_is_not(tmp_path: Path, m
         tables[workers, commit_records] = table.to_pyarrow_table().sort_by("offset").to_pylist()
     first, *others = tables.values()
     assert all(other == first for other in others)
+
+
+def unsized(partition: Partition, lo: int, hi: int, config: palate_jsonl.Config) -> Iterator[Cut]:
+    """As a topic is cut: how large its records are is not known before they are read."""
+    return (Cut(cut.offset, 0, 0) for cut in SIZED(partition, lo, hi, config))
+
+
+SIZED = palate_jsonl.cuts
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 3_000, 1_000_000])
+def test_a_commit_that_is_full_before_the_next_cut_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
+) -> None:
+    monkeypatch.setattr("pipelines.runner._WORTH_PROCESSES", 1)
+    monkeypatch.setattr(processes, "_submit", lambda *_: None)  # each call is made here
+    monkeypatch.setattr(palate_jsonl, "_CUT_BYTES", 3_000)
+    monkeypatch.setattr(palate_jsonl, "cuts", unsized)
+    monkeypatch.setattr("pipelines.parsing.PIECE_BYTES", 1_000)
+    path = write(tmp_path / "events.jsonl", history(60, seed=5))
+    assert path.stat().st_size > 9_000
+    left: list[int] = []
+
+    def count(folder: Path) -> list[ingest_transforms.Receipt]:
+        left[:] = [max([*left, len(list(folder.parent.glob("*.arrow")))])]
+        return read_receipts(folder)
+
+    read_receipts = ingest_transforms.read_receipts
+    monkeypatch.setattr(ingest_transforms, "read_receipts", count)
+    config = IngestConfig(commit_bytes=1_500, batch_bytes=batch_bytes)
+    workspace, runner = tmp_path / "workspace", RunnerConfig(workers=2)
+    done = ingest(path, source="palate_jsonl", workspace=workspace, config=config, runner=runner, now=NOW)
+    assert (done.received, done.dead_letters) == (60, {})
+    assert left == [0]  # of a commit's rows nothing stays for all of a long backlog
+
+
+def test_what_was_written_can_be_written_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.jsonl", history(6))
+    partition = palate_jsonl.partitions(path, palate_jsonl.Config())[0]
+    asked = Range("palate_jsonl", {}, partition, 0, partition.end)
+    (piece,) = parsing.parse(asked, Sizes(9, 9_000, 9, 9_000), NOW, Limits(), tmp_path)
+    first, second = (parsing.write_kinds([piece.path], tmp_path) for _ in range(2))
+    assert first.keys() == second.keys() == {"interaction", "feedback"}
+    assert pq.read_table(first["feedback"]).equals(pq.read_table(second["feedback"]))
+
+
+def interrupted(parent: int) -> bool:
+    """Whether a process beside the parent goes on after Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT if os.getpid() != parent else 0)
+    return os.getpid() != parent
+
+
+def test_an_interrupt_is_for_the_parent_to_act_upon() -> None:
+    assert list(Ahead(1).add("a", [(interrupted, (os.getpid(),))])) == [("a", [True])]
+
+
+def test_without_a_process_to_be_had_calls_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: ProcessPoolExecutor) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ProcessPoolExecutor, "_adjust_process_count", refuse)
+        assert list(Ahead(3).add("a", [(os.getpid, ())])) == [("a", [os.getpid()])]
+    assert list(Ahead(1).add("b", [(os.getpid, ())])) != [("b", [os.getpid()])]
+
+
+FORKED = """
+import multiprocessing, os, sys
+from pipelines.processes import Ahead
+here = lambda: next(Ahead(1).add("a", [(os.getpid, ())]))[1] == [os.getpid()]
+assert not here()
+for daemon in (False, True):
+    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(int(here())), daemon=daemon)
+    child.start()
+    child.join(30)
+    print(child.exitcode)
+"""
+
+
+def test_a_fork_has_processes_of_its_own_and_a_daemon_none() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_of_large_events_few_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "events.jsonl", history(60))
+    ingest(path, source="palate_jsonl", workspace=tmp_path / "w", now=NOW)
+    files = events_table.files(events_table.open_table(Layout(tmp_path / "w")))
+    (replies,) = (file for file in files if file.kind == "interaction")
+    assert [table.num_rows for table in shards.read_events(replies)] == [30]
+    monkeypatch.setattr(shards, "_BATCH_BYTES", 1_000)
+    few = [table.num_rows for table in shards.read_events(replies)]
+    assert sum(few) == 30 and max(few) < 6
