@@ -49,7 +49,7 @@ PHASES = ("starting", "waiting", "reading", "validating", "writing", "committing
 POINTS: dict[str, tuple[str, str, bool]] = {
     "after reading": ("pipelines.ingest_transforms:Check", "process", False),
     "before a file": ("pipelines.ingest_transforms:WriteBatch", "_write", False),
-    "after the files": ("pipelines.ingest_transforms", "read_receipts", True),
+    "after the files": ("pipelines.receipts", "read_receipts", True),
     "before the commit": ("pipelines.events_table", "append", False),
     "between moving files and committing": ("pipelines.events_table", "fsync_path", True),
     "after the commit": ("pipelines.events_table", "append", True),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def main() -> None:
     """Run the command line; expected failures end in a message and their exit code, never in a traceback."""
     from feedback.errors import PalateError
 
+    with suppress(FileNotFoundError):  # whoever stands in a folder that was removed has no modules there
+        sys.path.append(str(Path.cwd()))  # where a project's own sources, rules and edits lie
     try:
         code = app(standalone_mode=False)
     except PalateError as error:

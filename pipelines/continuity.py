@@ -12,8 +12,8 @@ from .errors import InputError, PipelineError
 from .events_table import Position, checksum
 
 if TYPE_CHECKING:
-    from .ingest_transforms import Receipt
     from .ranges import Range
+    from .receipts import Receipt
 
 
 def advance(

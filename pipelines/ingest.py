@@ -37,7 +37,7 @@ from .runner import IN_PROCESS, RunnerConfig, given, import_beam, run_pipeline
 from .workspace import Layout, staging_folder
 
 if TYPE_CHECKING:
-    from .ingest_transforms import Receipt
+    from .receipts import Receipt
 
 _MODULES = {sources.KAFKA: ("kafka", "pipelines.kafka.source")}
 """What reading a source imports, where that takes long."""
@@ -294,6 +294,7 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
         return []
     import_beam()
     from . import ingest_transforms as steps
+    from . import receipts
 
     folder = staging / "receipts"
     shutil.rmtree(folder, ignore_errors=True)
@@ -313,7 +314,7 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
         )
 
     run_pipeline(construct, work.runner)
-    return steps.read_receipts(folder)
+    return receipts.read_receipts(folder)
 
 
 def tell_source(partitions: Sequence[Partition], work: Work) -> None:

@@ -6,14 +6,13 @@ fuses them, and what they hand each other are paths of Arrow files: no payload g
 only receipts: a range whose receipts do not join up to its end is not committed.
 
 Delivery: at least once per batch, whatever the runner; exactly once after the driver's commit. A runner that
-works a batch twice leaves two receipts for the same range, of which `read_receipts` keeps one.
+works a batch twice leaves two receipts for the same range, of which `receipts.read_receipts` keeps one.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
@@ -36,6 +34,7 @@ from .expectations import Expectations, ExpectationsConfig
 from .parsing import Parsed
 from .processes import Ahead
 from .ranges import Manner, Range, Sizes
+from .receipts import Receipt, leave
 from .sources import load
 
 _AHEAD = 8
@@ -49,23 +48,6 @@ class Batch:
     range: Range
     more: bool = False
     """Whether this commit ends here, although what was asked goes on."""
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What was covered: `[lo, hi)` of a partition, row counts, and the files that hold the rows."""
-
-    partition_id: str
-    lo: int
-    hi: int
-    more: bool
-    received: int
-    rows: dict[str, int]
-    reasons: dict[str, int]
-    last: int
-    """Offset of the last record, -1 when there is none (a range of blank lines)."""
-    checksum: int
-    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,7 @@ class WriteFiles(beam.PTransform):
         self.write = WriteBatch(staging, receipts, manner)
 
     def expand(self, pcoll: Any) -> Any:
-        """PCollection of `Checked` → nothing; see `read_receipts`."""
+        """PCollection of `Checked` → nothing; see `receipts`."""
         return pcoll | "WriteBatch" >> beam.ParDo(self.write)
 
 
@@ -296,8 +278,10 @@ def _joined(partition: str, run: Sequence[tuple[Parsed, pa.Table]]) -> Checked:
 
 
 def _tidy(manner: Manner, paths: Iterable[str]) -> None:
-    """Removes files that are done with, where nothing is worked twice. The staging folder goes later than one
-    might think: a long backlog is many commits."""
+    """Removes files that are done with, where nothing is worked twice.
+
+    The staging folder stays for all commits of a long backlog, so they cannot wait for its end.
+    """
     for path in paths if manner.in_process else ():
         Path(path).unlink(missing_ok=True)
 
@@ -336,30 +320,6 @@ class WriteBatch(beam.DoFn):
             self._leave(done, files)
 
     def _leave(self, element: Checked, files: list[dict[str, str]]) -> None:
-        left = {**asdict(element.receipt), "files": files[0] if files else {}}
-        path = self.receipts / f"{uuid.uuid4().hex}.json"
-        path.with_suffix(".part").write_bytes(orjson.dumps(left))
-        path.with_suffix(".part").replace(path)
+        leave(element.receipt, files[0] if files else {}, self.receipts)
         # Only now, as a process that dies while it writes leaves its work to be done again.
         _tidy(self.manner, element.paths)
-
-
-def read_receipts(folder: Path) -> list[Receipt]:
-    """The receipts of a run, ordered by partition and offset, each batch's once.
-
-    Cluster runners may work a batch again, after a lost worker or beside a slow one. Both attempts wrote the
-    same rows to files of their own; the files of the one that is not kept are never committed.
-    """
-    found: dict[tuple[Any, ...], Receipt] = {}
-    for path in sorted(folder.glob("*.json")):
-        receipt = Receipt(**orjson.loads(path.read_bytes()))
-        covered = (
-            receipt.partition_id,
-            receipt.lo,
-            receipt.hi,
-            receipt.received,
-            receipt.last,
-            receipt.checksum,
-        )
-        found.setdefault(covered, receipt)
-    return sorted(found.values(), key=lambda receipt: (receipt.partition_id, receipt.lo))

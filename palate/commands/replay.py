@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +58,6 @@ def replay(
     letters = replays.Letters(*time_range(since, until, now=now), tuple(reason or ()))
     if export is not None:
         return _export(context.out, context.project.dir, letters, export)
-    sys.path.append(str(Path.cwd()))  # where a project's own modules lie
     edit = replays.load_edit(edit_with) if edit_with else None
     mended = replay_files.repaired_letters(from_) if from_ else None
     with context.out.stage("Replay dead letters", "partitions") as advance:

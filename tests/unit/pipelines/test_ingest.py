@@ -21,6 +21,7 @@ from pipelines.expectations import ExpectationsConfig
 from pipelines.ingest import IngestConfig, IngestSummary, ingest
 from pipelines.ledger import balance
 from pipelines.ranges import Range
+from pipelines.receipts import Receipt
 from pipelines.workspace import Layout
 
 from .made import NOW, feedback, history, interaction, lines, write
@@ -152,10 +153,8 @@ def _range(hi: int) -> Range:
     return Range("palate_jsonl", {}, part, 0, hi)
 
 
-def _receipt(
-    lo: int, hi: int, *, more: bool = False, rows: int = 1, received: int = 1
-) -> ingest_transforms.Receipt:
-    return ingest_transforms.Receipt("p", lo, hi, more, received, {"interaction": rows}, {}, lo, 9)
+def _receipt(lo: int, hi: int, *, more: bool = False, rows: int = 1, received: int = 1) -> Receipt:
+    return Receipt("p", lo, hi, more, received, {"interaction": rows}, {}, lo, 9)
 
 
 START = {"p": Position(0, -1, 0)}
@@ -178,7 +177,7 @@ def test_receipts_that_join_up_move_the_position() -> None:
     ],
     ids=["none", "no end", "no start", "gap", "twice", "row lost"],
 )
-def test_receipts_that_do_not_join_up_are_refused(receipts: list[ingest_transforms.Receipt]) -> None:
+def test_receipts_that_do_not_join_up_are_refused(receipts: list[Receipt]) -> None:
     with pytest.raises(PipelineError, match="exactly once"):
         advance([_range(20)], receipts, START)
 

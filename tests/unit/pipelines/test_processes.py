@@ -20,7 +20,7 @@ from loky.process_executor import ProcessPoolExecutor
 
 from feedback.sources import Cut, Partition, palate_jsonl
 from feedback.validation import Limits
-from pipelines import events_table, ingest_transforms, parsing, processes, shards
+from pipelines import events_table, parsing, processes, receipts, shards
 from pipelines.build import BuildConfig, build
 from pipelines.ingest import IngestConfig, ingest
 from pipelines.processes import Ahead, start
@@ -155,12 +155,12 @@ def test_a_commit_that_is_full_before_the_next_cut_loses_nothing(
     assert path.stat().st_size > 9_000
     left: list[int] = []
 
-    def count(folder: Path) -> list[ingest_transforms.Receipt]:
+    def count(folder: Path) -> list[receipts.Receipt]:
         left[:] = [max([*left, len(list(folder.parent.glob("*.arrow")))])]
         return read_receipts(folder)
 
-    read_receipts = ingest_transforms.read_receipts
-    monkeypatch.setattr(ingest_transforms, "read_receipts", count)
+    read_receipts = receipts.read_receipts
+    monkeypatch.setattr(receipts, "read_receipts", count)
     config = IngestConfig(commit_bytes=1_500, batch_bytes=batch_bytes)
     workspace, runner = tmp_path / "workspace", RunnerConfig(workers=2)
     done = ingest(path, source="palate_jsonl", workspace=workspace, config=config, runner=runner, now=NOW)

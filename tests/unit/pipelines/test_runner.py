@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipelines.ingest_transforms import Receipt, read_receipts
+from pipelines.receipts import Receipt, read_receipts
 from pipelines.runner import RunnerConfig
 
 READY = sorted((Path(__file__).parents[3] / "conf" / "runners").glob("*.toml"))
