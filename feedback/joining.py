@@ -78,6 +78,9 @@ class Ranked:
         return pa.array(fates, pa.string(), mask=mask), pa.array(reasons, pa.string(), mask=mask)
 
 
+_RANKED_BY = ("kind", "event_id", "event_time", "digest", "ingest_time", "source", "partition", "offset")
+
+
 def rank_copies(events: pa.Table) -> Ranked:
     """Decides which row of each id stands; see `dedupe`, which leaves the others out."""
     events = events.filter(pc.is_in(events.column("kind"), pa.array(["interaction", "feedback"])))
@@ -85,7 +88,7 @@ def rank_copies(events: pa.Table) -> Ranked:
         nothing = np.zeros(0, dtype=bool)
         return Ranked(events, nothing, nothing)
     # Payloads are moved once, by the order that the small columns give.
-    order = _copies_together(events)
+    order = pc.sort_indices(events.select(_RANKED_BY), [(key, "ascending") for key in _RANKED_BY])
     events = events.take(order).combine_chunks()
     stands = ~_same_as_previous(events, "kind", "event_id")
     return Ranked(events, stands, _same_as_previous(events, "kind", "event_id", "digest"))
@@ -97,22 +100,11 @@ def lost_copies(events: pa.Table) -> tuple[pa.Array, pa.Array]:
     Args:
         events: Interactions and feedback, in any order, which is kept.
     """
-    order = _copies_together(events)
-    small = events.select(["kind", "event_id", "digest"]).take(order).combine_chunks()
-    if small.num_rows == 0:
-        return pa.array([], pa.string()), pa.array([], pa.string())
-    stands = ~_same_as_previous(small, "kind", "event_id")
-    ranked = Ranked(small, stands, _same_as_previous(small, "kind", "event_id", "digest"))
-    places = np.empty(len(stands), np.int64)
-    places[order.to_numpy()] = np.arange(len(stands))
+    rows = pa.array(np.arange(events.num_rows))
+    ranked = rank_copies(events.select(_RANKED_BY).append_column("row", rows))
+    places = pa.array(np.argsort(ranked.events["row"].to_numpy()))
     fates, reasons = ranked.lost_fates()
-    return fates.take(pa.array(places)), reasons.take(pa.array(places))
-
-
-def _copies_together(events: pa.Table) -> pa.Array:
-    """The order in which all rows of an id are together, the one that stands first."""
-    keys = ("kind", "event_id", "event_time", "digest", "ingest_time", "source", "partition", "offset")
-    return pc.sort_indices(events.select(keys), [(key, "ascending") for key in keys])
+    return fates.take(places), reasons.take(places)
 
 
 def _same_as_previous(table: pa.Table, *columns: str) -> np.ndarray:

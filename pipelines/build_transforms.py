@@ -78,12 +78,16 @@ def _windowed(value: Any) -> WindowedValue:
     return GlobalWindows.windowed_value(value)
 
 
-class SpillIds(OnShards):
-    """File of the events table → `((kind, shard), name)` of its ids."""
+class Spills(OnShards):
+    """A stage that divides what it makes into `count` shards, as files in `staging`."""
 
     def __init__(self, staging: Path, count: int, processes: int):
         super().__init__(processes)
         self.staging, self.count = staging, count
+
+
+class SpillIds(Spills):
+    """File of the events table → `((kind, shard), name)` of its ids."""
 
     def process(self, element: EventFile) -> Iterator[Any]:
         """Two columns only."""
@@ -111,12 +115,8 @@ class FindConflicts(OnShards):
             yield kind, name
 
 
-class Route(OnShards):
+class Route(Spills):
     """File of the events table → its interactions by group; its feedback and what conflicts go on, tagged."""
-
-    def __init__(self, staging: Path, count: int, processes: int):
-        super().__init__(processes)
-        self.staging, self.count = staging, count
 
     def process(self, element: EventFile, conflicts: list[tuple[str, str]]) -> Iterator[Any]:
         """`conflicts` are kind and id of what must be settled by id first."""
@@ -135,12 +135,8 @@ class Route(OnShards):
             yield beam.pvalue.TaggedOutput(CONFLICTING, ((kind, shard), name))
 
 
-class GroupReplies(OnShards):
+class GroupReplies(Spills):
     """All rows of ids that conflict → interactions by group; feedback goes on, it waits for the prompts of all."""
-
-    def __init__(self, staging: Path, count: int, processes: int):
-        super().__init__(processes)
-        self.staging, self.count = staging, count
 
     def process(self, element: tuple[tuple[str, int], Iterable[str]]) -> Iterator[Any]:
         """Yields `(shard, path)` and, tagged, the paths of prompt keys and of feedback."""
@@ -157,12 +153,8 @@ class GroupReplies(OnShards):
         yield from spilled
 
 
-class GroupFeedback(OnShards):
+class GroupFeedback(Spills):
     """Feedback → feedback by group: beside its prompt, or where it waits."""
-
-    def __init__(self, staging: Path, count: int, processes: int):
-        super().__init__(processes)
-        self.staging, self.count = staging, count
 
     def process(self, element: list[str], keys: list[str]) -> Iterator[Any]:
         """`keys` are the paths of the prompt keys of all interactions."""

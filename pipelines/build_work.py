@@ -29,6 +29,7 @@ from .groups_store.segment import STORED, Segment, SegmentError, verify
 from .groups_store.store import State, Store
 from .groups_store.write import Part, SegmentWriter
 from .near_duplicate_prompts import dropped_prompts, fingerprint
+from .shards import read_events
 from .workspace import Layout, fsync_path
 
 if TYPE_CHECKING:
@@ -267,13 +268,7 @@ def _by_pipeline(
 
 def read(files: Iterable[EventFile]) -> pa.Table:
     """The events of some files in `STORED`."""
-    tables = [STORED.empty_table()]
-    wanted = [name for name in STORED.names if name != "kind"]
-    for file in files:
-        table = pq.ParquetFile(file.path).read(columns=wanted)
-        table = table.append_column("kind", pa.repeat(pa.scalar(file.kind), table.num_rows))
-        tables.append(table.select(STORED.names).cast(STORED))
-    return pa.concat_tables(tables)
+    return pa.concat_tables([STORED.empty_table(), *(part for file in files for part in read_events(file))])
 
 
 def _written(

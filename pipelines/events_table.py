@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from feedback.tables import EVENTS
@@ -113,24 +113,30 @@ def added_since(
         None when the log or a file of that time is gone, or rows were removed; whoever asks has to read
         everything then.
     """
-    if table.version() < version:
+    actions = _actions(layout, version, table.version())
+    if actions is None or any(action.get("remove", {}).get("dataChange") for action in actions):
         return None
     found: list[EventFile] = []
-    for number in range(version + 1, table.version() + 1):
+    for add in (action["add"] for action in actions if "add" in action):
+        kind = str(add["partitionValues"]["kind"])
+        if add["dataChange"] and (kinds is None or kind in kinds):
+            rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+            found.append(EventFile(layout.events / unquote(add["path"]), kind, rows))
+    return found if all(file.path.exists() for file in found) else None
+
+
+def _actions(layout: Layout, since: int, to: int) -> list[dict[str, Any]] | None:
+    """What the log says of the commits after a version up to another; None where a part of it is gone."""
+    if to < since:
+        return None
+    actions: list[dict[str, Any]] = []
+    for number in range(since + 1, to + 1):
         try:
             log = (layout.events / "_delta_log" / f"{number:020}.json").read_text()
         except FileNotFoundError:
             return None
-        for line in log.splitlines():
-            action = json.loads(line)
-            if action.get("remove", {}).get("dataChange"):
-                return None
-            add = action.get("add")
-            kind = str(add["partitionValues"]["kind"]) if add else ""
-            if add and add["dataChange"] and (kinds is None or kind in kinds):
-                rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
-                found.append(EventFile(layout.events / unquote(add["path"]), kind, rows))
-    return found if all(file.path.exists() for file in found) else None
+        actions += [json.loads(line) for line in log.splitlines()]
+    return actions
 
 
 def append(
@@ -217,14 +223,10 @@ def _discard_unless_committed(layout: Layout, moved: Sequence[Path], before: int
     """
     if not moved:
         return
-    committed: set[str] = set()
-    for number in range(before + 1, open_table(layout).version() + 1):
-        try:
-            log = (layout.events / "_delta_log" / f"{number:020}.json").read_text()
-        except FileNotFoundError:
-            return  # what is in no commit then waits for vacuum
-        adds = (json.loads(line).get("add") for line in log.splitlines())
-        committed.update(unquote(add["path"]).rpartition("/")[2] for add in adds if add)
+    actions = _actions(layout, before, open_table(layout).version())
+    if actions is None:
+        return  # what is in no commit then waits for vacuum
+    committed = {unquote(each["add"]["path"]).rpartition("/")[2] for each in actions if "add" in each}
     for path in moved:
         if path.name not in committed:
             path.unlink(missing_ok=True)

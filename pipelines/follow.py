@@ -26,11 +26,11 @@ from .events_table import Position
 from .ingest import IngestConfig, IngestSummary, Work, drain, tell_source
 from .kafka.dead_letters import send_new
 from .kafka.settings import is_url, parse_url
+from .runner import RunnerConfig
 from .workspace import Layout
 
 if TYPE_CHECKING:
     from .kafka.group import Membership
-    from .runner import RunnerConfig
 
 RATE_WINDOW_S = 30.0
 MIRROR_S = 5.0
@@ -117,7 +117,13 @@ def follow(
     if is_url(path):
         source = sources.KAFKA
     settings = dict(source_config or {})
-    work = Work(source, settings, Layout(Path(workspace).resolve()), config or IngestConfig(), runner)
+    work = Work(
+        source,
+        settings,
+        Layout(Path(workspace).resolve()),
+        config or IngestConfig(),
+        runner or RunnerConfig(),
+    )
     _refuse_circle(path, work)
     loop = _Follower(path, work, rounds or FollowConfig(), once, stop or threading.Event(), report)
     return loop.run()
@@ -259,7 +265,7 @@ class _Follower:
 
             self._member.commit({topic_and_number(part): at[part.id] for part in parts})
         else:
-            tell_source(parts, self._work)
+            tell_source(parts, at, self._work)
         self._mirrored = time.monotonic()
 
     def _send_dead_letters(self) -> None:

@@ -138,9 +138,10 @@ def ingest(
     settings = dict(source_config or {})
     source = sources.KAFKA if is_url(path) else source
     partitions = sources.partitions(path, source, settings)
-    work = Work(source, settings, layout, config, runner)
-    summary = drain(partitions, work, now=now or datetime.now(UTC), progress=progress)
-    tell_source(partitions, work)
+    work = Work(source, settings, layout, config, runner or RunnerConfig())
+    reached: dict[str, Position] = {}
+    summary = drain(partitions, work, now=now or datetime.now(UTC), progress=progress, checked=reached)
+    tell_source(partitions, {name: at.offset for name, at in reached.items()}, work)
     summary.sent_dead_letters = send_new(layout, config.dead_letters)
     return summary
 
@@ -153,7 +154,7 @@ class Work:
     settings: dict[str, Any]
     layout: Layout
     config: IngestConfig
-    runner: RunnerConfig | None = None
+    runner: RunnerConfig
 
 
 def drain(
@@ -231,10 +232,9 @@ def _rounds(
         if not ranges and not expired:
             checked.update(before)
             return
-        workers = (work.runner or RunnerConfig()).processes(_records(ranges))
-        processes.start(
-            workers, *_MODULES.get(work.source, ())
-        )  # they import while this process imports what it needs itself
+        workers = work.runner.processes(_records(ranges))
+        # They import while this process imports what it needs itself.
+        processes.start(workers, *_MODULES.get(work.source, ()))
         receipts = _run(ranges, staging, work, now, workers)
         positions = {**{gap.partition: reached[gap.partition] for gap in expired}}
         positions |= advance(ranges, receipts, reached)
@@ -257,8 +257,6 @@ def _rounds(
 
 def _ranges(partitions: Sequence[Partition], work: Work, at: Mapping[str, Position]) -> list[Range]:
     """What is left to read."""
-    if all(at[part.id].offset >= part.end for part in partitions):
-        return []  # without the seconds that importing Beam takes
     return [
         Range(
             work.source,
@@ -301,8 +299,7 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
     folder.mkdir()
     config = work.config
     sizes = Sizes(config.batch_records, config.batch_bytes, config.commit_records, config.commit_bytes)
-
-    manner = Manner(workers, in_process=(work.runner or RunnerConfig()).runner == IN_PROCESS)
+    manner = Manner(workers, in_process=work.runner.runner == IN_PROCESS)
 
     def construct(pipeline: Any) -> None:
         (
@@ -317,13 +314,11 @@ def _run(ranges: Sequence[Range], staging: Path, work: Work, now: datetime, work
     return receipts.read_receipts(folder)
 
 
-def tell_source(partitions: Sequence[Partition], work: Work) -> None:
-    """Lets a source that wants it know what is committed; nothing depends on it."""
+def tell_source(partitions: Sequence[Partition], at: Mapping[str, int], work: Work) -> None:
+    """Lets a source that wants it know the offsets up to which is committed; nothing depends on it."""
     tell = getattr(sources.load(work.source), "after_commit", None)
     if tell is not None and partitions:
-        table = events_table.open_table(work.layout)
-        positions = {part.id: events_table.position(table, part.id).offset for part in partitions}
-        tell(partitions, positions, sources.settings_of(work.source, work.settings))
+        tell(partitions, at, sources.settings_of(work.source, work.settings))
 
 
 def _count(summary: IngestSummary, receipts: Sequence[Receipt], expired: Sequence[gaps.Gap]) -> None:

@@ -53,7 +53,7 @@ def write_parts(folder: Path, parts: Iterable[tuple[int, pa.Table]]) -> Spilled:
             if writer is None:
                 sink = stack.enter_context(pa.OSFile(str(path), "wb"))
                 writer = stack.enter_context(pa.ipc.new_file(sink, table.schema))
-            batches = table.to_batches(max_chunksize=65_536)
+            batches = table.to_batches(max_chunksize=_BATCH_ROWS)
             for batch in batches:
                 writer.write_batch(batch)
             names.append((number, f"{path}{_BATCHES}{written}-{written + len(batches)}"))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import dataset
 from .dataset import Dataset
 from .errors import DatasetError
 from .workspace import Layout
-
-if TYPE_CHECKING:
-    pass
 
 _SHOWN_CHARS = 200
 _NAMED = ("preference_id", "split")
