@@ -22,7 +22,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 PARTS = {
     "soak": ["streams_soak.py", "--kills", "1000", "--minutes", "24", "--consumers", "4"],
-    "throughput, 1e5 events": ["streams_throughput.py", "--events", "100000"],
+    "throughput, 1e5 events": ["streams_throughput.py", "--events", "100000", "--rounds", "3"],
     "throughput, 1e6 events": ["streams_throughput.py", "--events", "1000000"],
     "broker": ["streams_broker.py"],
     "incremental": ["streams_incremental.py", "--events", "1000000"],

@@ -54,6 +54,7 @@ def palate(path: Path, folder: Path) -> Counts:
     from pipelines.build_transforms import Join, WriteJoined
     from pipelines.ingest import ingest
     from pipelines.runner import RunnerConfig, given, run_pipeline
+    from pipelines.shards import bundled
     from pipelines.workspace import Layout
 
     summary = ingest(path, source="palate_jsonl", workspace=folder / "workspace", now=NOW)
@@ -67,7 +68,7 @@ def palate(path: Path, folder: Path) -> Counts:
     processes = RunnerConfig().processes(summary.received)
 
     def construct(pipeline: Any) -> None:
-        files = pipeline | given(events)
+        files = pipeline | given(bundled(events))
         files | Join(staging, shards, processes=processes) | beam.ParDo(WriteJoined(joined, processes))
 
     run_pipeline(construct)

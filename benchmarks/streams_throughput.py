@@ -10,6 +10,8 @@ What palate does beyond that, within its figure: no unknown field passes; bodies
 offsets are committed together in a Delta table, fsynced, in bounded steps that a crash cannot double; copies under
 one id with another content are told apart; memory does not grow with the input.
 
+Every shape is measured `--rounds` times in turn and its best counts.
+
 Prints ratios; exits with 1 where a promise is not kept. Beam per element needs 7 KB of memory per event, so above
 `--per-element-max` it works on a part of the file and its rate is compared.
 """
@@ -74,6 +76,15 @@ def _memory(root: psutil.Process) -> int:
         return 0
 
 
+def better(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """The quicker of two measurements of a shape, with the higher peak of both: others' work only ever slows."""
+    now["rate"] = now["events"] / now["wall_s"]
+    if before is None:
+        return now
+    quicker = max(before, now, key=lambda each: each["rate"])
+    return {**quicker, "peak_gb": max(before["peak_gb"], now["peak_gb"])}
+
+
 def shortened(path: Path, lines: int) -> Path:
     """The first lines of a file, as another file."""
     short = path.with_name(f"first-{lines}.jsonl")
@@ -114,6 +125,7 @@ def main() -> int:
     )
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1, help="measure every shape so often; the best counts")
     parser.add_argument("--per-element-max", type=int, default=100_000)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
@@ -127,15 +139,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "events.jsonl"
         size = write_events(path, options.events, options.seed)
-        for shape in options.shapes:
-            events = (
-                min(options.events, options.per_element_max)
-                if shape == "beam per element"
-                else options.events
-            )
-            given = path if events == options.events else shortened(path, events)
-            measured = measure(shape, given)
-            found[shape] = {"events": events, "rate": events / measured["wall_s"], **measured}
+        for _ in range(options.rounds):
+            for shape in options.shapes:
+                events = (
+                    min(options.events, options.per_element_max)
+                    if shape == "beam per element"
+                    else options.events
+                )
+                given = path if events == options.events else shortened(path, events)
+                measured = {"events": events, **measure(shape, given)}
+                found[shape] = better(found.get(shape), measured)
     table = Table("shape", "events", "events/s", "events/cpu-s", "wall s", "imports s", "peak GB")
     for shape, m in found.items():
         per_cpu = m["events"] / m["cpu_s"]
@@ -145,7 +158,10 @@ def main() -> int:
             f"{m['import_s']:.1f}", f"{m['peak_gb']:.2f}",
         )  # fmt: skip
     console = Console()
-    console.print(f"{options.events:,} events of {size / options.events:,.0f} bytes, seed {options.seed}")
+    console.print(
+        f"{options.events:,} events of {size / options.events:,.0f} bytes, seed {options.seed}, "
+        f"best of {options.rounds}"
+    )
     console.print(table)
     promises = judge(found) if set(found) == set(SHAPES) else []
     verdict = Table("promise", "measured", "promised", "kept")

@@ -31,7 +31,7 @@ from .events_table import EventFile
 from .groups_store.write import DECIDED, PROMPTS, Part
 from .processes import Ahead
 from .runner import RunnerConfig, given
-from .shards import read_arrow
+from .shards import Bundle, bundled, read_arrow
 
 KEYS = "keys"
 FEEDBACK = "feedback"
@@ -87,11 +87,11 @@ class Spills(OnShards):
 
 
 class SpillIds(Spills):
-    """File of the events table → `((kind, shard), name)` of its ids."""
+    """Files of the events table → `((kind, shard), name)` of their ids."""
 
-    def process(self, element: EventFile) -> Iterator[Any]:
+    def process(self, element: Bundle) -> Iterator[Any]:
         """Two columns only."""
-        yield from self.work(element.kind, shards.spill_ids, element, self.staging, self.count)
+        yield from self.work(element[0].kind, shards.spill_ids, element, self.staging, self.count)
 
     def outputs(self, done: tuple[Any, Any]) -> Iterator[Any]:
         """Each part."""
@@ -116,12 +116,12 @@ class FindConflicts(OnShards):
 
 
 class Route(Spills):
-    """File of the events table → its interactions by group; its feedback and what conflicts go on, tagged."""
+    """Files of the events table → their interactions by group; feedback and what conflicts go on, tagged."""
 
-    def process(self, element: EventFile, conflicts: list[tuple[str, str]]) -> Iterator[Any]:
+    def process(self, element: Bundle, conflicts: list[tuple[str, str]]) -> Iterator[Any]:
         """`conflicts` are kind and id of what must be settled by id first."""
-        ids = sorted(name for kind, name in conflicts if kind == element.kind)
-        yield from self.work(element.kind, shards.route, element, ids, self.staging, self.count)
+        ids = sorted(name for kind, name in conflicts if kind == element[0].kind)
+        yield from self.work(element[0].kind, shards.route, element, ids, self.staging, self.count)
 
     def outputs(self, done: tuple[Any, Any]) -> Iterator[Any]:
         """Names by group; tagged: of prompt keys, of feedback, and by id."""
@@ -210,7 +210,7 @@ class LeaveClaim(beam.DoFn):
 
 
 class Join(beam.PTransform):
-    """Files of the events table → `(shard, paths)`: every event once, with the group it is in.
+    """Bundles of files of the events table → `(shard, paths)`: every event once, with the group it is in.
 
     Delivery: as often as the input names a row; copies are told apart by id and content, so a repeated
     attempt changes nothing. Late events need no care: there are no windows, a build joins what is there.
@@ -246,7 +246,7 @@ class Join(beam.PTransform):
 
 
 class JoinAndPrefer(beam.PTransform):
-    """Files of the events table → claims: the parts of a segment, each with its events, rows and fates.
+    """Bundles of files of the events table → claims: the parts of a segment, each with its events, rows and fates.
 
     Args:
         staging: an existing folder, on storage that all workers share.
@@ -277,7 +277,7 @@ def construct(
 ) -> None:
     """Adds the whole build to a pipeline; results are the claims it leaves."""
     prefer = JoinAndPrefer(staging, count, config, processes=processes)
-    made = pipeline | "Files" >> given(files, runner) | prefer
+    made = pipeline | "Files" >> given(bundled(files), runner) | prefer
     made | "Claim" >> beam.ParDo(LeaveClaim(claims))
 
 

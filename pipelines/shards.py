@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,30 @@ _BATCH_BYTES = 128 * 2**20
 """What of a file of events is held at once; the texts of long conversations are large."""
 _BATCHES = "#"
 """Between the path of a file and the numbers of the record batches in it that are meant."""
+
+Bundle = tuple[EventFile, ...]
+"""Files of the events table, of one kind, that are worked on at once."""
+_BUNDLE_FILES = 1_000
+
+
+def bundled(files: Iterable[EventFile]) -> list[Bundle]:
+    """Small files together: a stream that was followed for a day leaves thousands, and each costs more than its rows.
+
+    A bundle holds about as many rows as are worked on at once, so a large file is one alone.
+    """
+    bundles: list[Bundle] = []
+    by_kind = sorted(files, key=lambda file: file.kind)
+    for _, same in groupby(by_kind, key=lambda file: file.kind):
+        held: list[EventFile] = []
+        for file in same:
+            if held and (
+                len(held) == _BUNDLE_FILES or sum(f.rows for f in held) + file.rows > _BATCH_ROWS // 2
+            ):
+                bundles.append(tuple(held))
+                held = []
+            held.append(file)
+        bundles.append(tuple(held))
+    return bundles
 
 
 def write_arrow(folder: Path, table: pa.Table) -> str:
@@ -71,6 +96,25 @@ def read_arrow(names: Iterable[str], schema: pa.Schema) -> pa.Table:
             reader = pa.ipc.open_file(source)
             batches += [reader.get_batch(number) for number in range(int(lo), int(hi))]
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def read_bundle(files: Bundle) -> Iterator[pa.Table]:
+    """The events of some files in `STORED`, those of small files as one table, in batches that memory holds."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for table in (table for file in files for table in read_events(file)):
+        held.append(table)
+        rows, size = rows + table.num_rows, size + table.nbytes
+        if rows >= _BATCH_ROWS // 2 or size >= _BATCH_BYTES // 2:
+            yield _as_one(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _as_one(held)
+
+
+def _as_one(tables: list[pa.Table]) -> pa.Table:
+    """One chunk a column; what comes alone is not copied."""
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
 
 
 def read_events(file: EventFile) -> Iterator[pa.Table]:
@@ -118,10 +162,10 @@ def by_group(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
 _IDS = pa.schema([STORED.field("event_id"), STORED.field("digest")])
 
 
-def spill_ids(file: EventFile, staging: Path, shards: int) -> Spilled:
-    """Ids and digests of a file of the events table, divided by id."""
-    ids = pq.read_table(file.path, columns=_IDS.names, partitioning=None).cast(_IDS)
-    return write_parts(staging, by_id(ids, shards))
+def spill_ids(files: Bundle, staging: Path, shards: int) -> Spilled:
+    """Ids and digests of some files of the events table, divided by id."""
+    read = (pq.read_table(file.path, columns=_IDS.names, partitioning=None).cast(_IDS) for file in files)
+    return write_parts(staging, by_id(pa.concat_tables(read), shards))
 
 
 def find_conflicts(names: list[str]) -> list[str]:
@@ -134,7 +178,7 @@ def find_conflicts(names: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Routed:
-    """A file of the events table, divided: what goes to its group at once, and what is settled by id first.
+    """Files of the events table, divided: what goes to its group at once, and what is settled by id first.
 
     Attributes:
         grouped: Interactions by group.
@@ -149,8 +193,8 @@ class Routed:
     by_id: Spilled
 
 
-def route(file: EventFile, conflicting: list[str], staging: Path, shards: int) -> Routed:
-    """Divides a file of the events table.
+def route(files: Bundle, conflicting: list[str], staging: Path, shards: int) -> Routed:
+    """Divides some files of the events table.
 
     All copies of an event are in one group, as its content decides which. Only of different events under one id
     the groups differ: these must meet before it is known where they belong.
@@ -159,7 +203,7 @@ def route(file: EventFile, conflicting: list[str], staging: Path, shards: int) -
     apart: list[pa.Table] = []
 
     def clean() -> Iterator[pa.Table]:
-        for table in read_events(file):
+        for table in read_bundle(files):
             if conflicting:
                 lost = pc.is_in(table["event_id"], pa.array(conflicting))
                 apart.append(table.filter(lost))
@@ -174,7 +218,7 @@ def route(file: EventFile, conflicting: list[str], staging: Path, shards: int) -
             columns = [*table.columns, known["prompt_key"], nothing, nothing]
             yield from by_group(pa.table(columns, names=GROUPED.names).cast(GROUPED), shards)
 
-    if file.kind == "feedback":
+    if files[0].kind == "feedback":
         feedback = [name for _, name in write_parts(staging, ((0, table) for table in clean()))]
         grouped: Spilled = []
     else:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from operator import mul
 from pathlib import Path
@@ -22,6 +23,7 @@ from feedback.sources import Cut, Partition, palate_jsonl
 from feedback.validation import Limits
 from pipelines import events_table, parsing, processes, receipts, shards
 from pipelines.build import BuildConfig, build
+from pipelines.events_table import KINDS, EventFile
 from pipelines.ingest import IngestConfig, ingest
 from pipelines.processes import Ahead, start
 from pipelines.ranges import Range, Sizes
@@ -225,3 +227,23 @@ def test_of_large_events_few_are_read_at_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shards, "_BATCH_BYTES", 1_000)
     few = [table.num_rows for table in shards.read_events(replies)]
     assert sum(few) == 30 and max(few) < 6
+
+
+def test_small_files_are_read_together_and_large_ones_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "events.jsonl", history(60))
+    ingest(
+        path, source="palate_jsonl", workspace=tmp_path / "w", now=NOW, config=IngestConfig(batch_records=5)
+    )
+    files = [
+        f for f in events_table.files(events_table.open_table(Layout(tmp_path / "w"))) if f.kind in KINDS
+    ]
+    kinds = Counter(file.kind for file in files)
+    assert kinds["interaction"] > 3 and kinds["feedback"] > 3
+    bundles = shards.bundled(files)
+    assert [len(bundle) for bundle in bundles] == [kinds[kind] for kind in sorted(kinds)]
+    for bundle in bundles:
+        (table,) = shards.read_bundle(bundle)
+        assert table.num_rows == sum(file.rows for file in bundle)
+        assert set(table["kind"].to_pylist()) == {bundle[0].kind}
+    large, small = (EventFile(Path("x"), "feedback", rows) for rows in (60_000, 5))
+    assert [len(bundle) for bundle in shards.bundled([large, small, small, large])] == [1, 2, 1]
