@@ -56,7 +56,7 @@ POINTS: dict[str, tuple[str, str, bool]] = {
     "after the commit": ("pipelines.events_table", "append", True),
     "before the mirror": ("pipelines.kafka.connection", "mirror", False),
 }
-DEADLY = -signal.SIGKILL
+DEADLY, POLITE = -signal.SIGKILL, -signal.SIGTERM
 
 
 # ── The producer ────────────────────────────────────────────────────────────────────────────────────────────
@@ -382,8 +382,8 @@ class Soak:
         process.join()
         if process.exitcode == DEADLY:
             self.kills[where] += 1
-        elif process.exitcode == 0:
-            self.left += 1
+        elif process.exitcode == 0 or (process.exitcode == POLITE and where == f"while {PHASES[0]}"):
+            self.left += 1  # asked to leave before it had begun to listen, it ends as any process does
         else:
             raise RuntimeError(f"a consumer failed with {process.exitcode}:\n{self.errors.read_text()}")
 
