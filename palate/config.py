@@ -24,7 +24,9 @@ from pipelines.kafka.settings import is_url
 from pipelines.maintain import MaintainConfig
 from pipelines.runner import RunnerConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
+from reward_models.personal import Config as PersonalConfig
 from reward_models.preference_lm import Config as PreferenceLMConfig
+from reward_models.scorer import methods
 from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
@@ -87,9 +89,12 @@ class Reward(BaseModel):
     model_config = FROZEN
 
     method: str = "bradley_terry"
-    """`bradley_terry` (seconds) or `preference_lm` (a full fine-tuned reward model)."""
+    """`bradley_terry` (one taste, seconds), `personal` (the same, and each person's own) or `preference_lm` (a full
+    fine-tuned reward model)."""
     bradley_terry: BradleyTerryConfig = BradleyTerryConfig()
     """Settings of the fast model."""
+    personal: PersonalConfig = PersonalConfig()
+    """Settings of the personal model."""
     preference_lm: PreferenceLMConfig = PreferenceLMConfig()
     """Settings of the full model."""
 
@@ -220,7 +225,7 @@ def _check_names(project: Project) -> None:
             next_step="correct [evaluation] prompts",
         )
     for what, name, known in (
-        ("reward.method", project.reward.method, ("bradley_terry", "preference_lm")),
+        ("reward.method", project.reward.method, tuple(methods())),
         ("train.method", project.train.method, ("dpo", "none")),
     ):
         if name not in known:

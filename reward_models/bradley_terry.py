@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from reward_models import ties
 from reward_models.features import NAMES
+from reward_models.projection import Projection
 from reward_models.representation import represent
 from reward_models.scorer import Chat, NotEnoughVotes, RewardModelError, Rewards
 
@@ -48,9 +49,7 @@ class BradleyTerry:
 
     base: Path
     config: Config
-    center: np.ndarray
-    components: np.ndarray
-    scale: np.ndarray
+    projection: Projection
     fitted: ties.Fit
     ridge: float
     trained_on: frozenset[str]
@@ -61,6 +60,7 @@ class BradleyTerry:
         prompts: Sequence[Chat],
         completions: Sequence[str],
         user_ids: Sequence[str | None] | None = None,  # noqa: ARG002 - the protocol of scorers
+        agents: Sequence[str | None] | None = None,  # noqa: ARG002
     ) -> Rewards:
         """Rewards of B completions; this model has one taste for everybody, so `user_ids` changes nothing."""
         if not completions:
@@ -68,7 +68,7 @@ class BradleyTerry:
         raw = represent(
             self.base, prompts, completions, max_tokens=self.config.max_tokens, cache_dir=self.cache_dir
         )
-        x = _project(raw, self.center, self.components, self.scale)
+        x = self.projection(raw)
         variance = np.einsum("bi,ij,bj->b", x, self.fitted.covariance, x)
         return Rewards(x @ self.fitted.weights, np.sqrt(np.maximum(variance, 0)))
 
@@ -85,14 +85,12 @@ class BradleyTerry:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "reward_model.json").unlink(missing_ok=True)
         partial = directory / "weights.partial.npz"
-        np.savez(
-            partial,
-            center=self.center,
-            components=self.components,
-            scale=self.scale,
-            weights=self.fitted.weights,
-            covariance=self.fitted.covariance,
-        )
+        arrays = {
+            **self.projection.arrays(),
+            "weights": self.fitted.weights,
+            "covariance": self.fitted.covariance,
+        }
+        np.savez(partial, allow_pickle=False, **arrays)
         partial.replace(directory / "weights.npz")
         about = {
             "method": "bradley_terry",
@@ -122,9 +120,7 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyT
         return BradleyTerry(
             base,
             config,
-            arrays["center"],
-            arrays["components"],
-            arrays["scale"],
+            Projection(arrays["center"], arrays["axes"], arrays["scale"]),
             fitted,
             about["ridge"],
             frozenset(about["trained_on"]),
@@ -169,8 +165,8 @@ def fit(
     raw = represent(
         base, prompts + prompts, texts, max_tokens=config.max_tokens, cache_dir=cache_dir, progress=progress
     )
-    center, components, scale = _reduce(raw, config.components)
-    x = _project(raw, center, components, scale)
+    projection = Projection.fit(raw, config.components)
+    x = projection(raw)
     n = rows.num_rows
     # Present half of the pairs the other way round: outcomes are then balanced and no constant can creep in.
     flip = np.array([int(i[:8], 16) % 2 == 1 for i in columns["preference_id"]])
@@ -181,26 +177,7 @@ def fit(
     ridge = _choose_ridge(config, difference, outcome, weight, columns["prompt_key"], seed)
     fitted = ties.fit(difference, outcome, weight, ridge)
     ids = frozenset(columns["preference_id"])
-    return BradleyTerry(base, config, center, components, scale, fitted, ridge, ids, cache_dir)
-
-
-def _reduce(raw: np.ndarray, n_components: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, projection (E + F, K + F) and scale that whiten embeddings and standardise features."""
-    n_features = len(NAMES)
-    center = raw.mean(axis=0)
-    embedding = (raw - center)[:, :-n_features]
-    k = min(n_components, *embedding.shape)
-    _, _, axes = np.linalg.svd(embedding, full_matrices=False)
-    projection = np.zeros((raw.shape[1], k + n_features))
-    projection[:-n_features, :k] = axes[:k].T
-    projection[-n_features:, k:] = np.eye(n_features)
-    spread = ((raw - center) @ projection).std(axis=0)
-    return center, projection, np.where(spread > 1e-9, spread, np.inf)
-
-
-def _project(raw: np.ndarray, center: np.ndarray, projection: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """(B, K + F) standardised columns, clipped so that one strange reply cannot run away with the score."""
-    return np.clip((raw - center) @ projection / scale, -5, 5)
+    return BradleyTerry(base, config, projection, fitted, ridge, ids, cache_dir)
 
 
 def _choose_ridge(

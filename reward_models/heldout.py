@@ -56,10 +56,15 @@ def predict(scorer: Scorer, rows: pa.Table) -> Heldout:
 
     rows = rows.filter(pc.is_valid(rows["rejected"])).sort_by("preference_id")
     columns = rows.select(
-        ["preference_id", "prompt", "prompt_key", "chosen", "rejected", "margin", "user_id"]
+        ["preference_id", "prompt", "prompt_key", "chosen", "rejected", "margin", "user_id", "agent"]
     ).to_pydict()
     n = rows.num_rows
-    rewards = scorer.score(columns["prompt"] * 2, columns["chosen"] + columns["rejected"]).mean
+    rewards = scorer.score(
+        columns["prompt"] * 2,
+        columns["chosen"] + columns["rejected"],
+        user_ids=columns["user_id"] * 2,
+        agents=columns["agent"] * 2,
+    ).mean
     flip = np.array([int(i[8:16], 16) % 2 == 1 for i in columns["preference_id"]], dtype=bool)
     difference = np.where(flip, rewards[n:] - rewards[:n], rewards[:n] - rewards[n:])
     tie = np.asarray(columns["margin"]) == 0

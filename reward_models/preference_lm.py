@@ -62,6 +62,7 @@ class PreferenceLM:
         prompts: Sequence[Chat],
         completions: Sequence[str],
         user_ids: Sequence[str | None] | None = None,  # noqa: ARG002 - the protocol of scorers
+        agents: Sequence[str | None] | None = None,  # noqa: ARG002
     ) -> Rewards:
         """Rewards of B completions, read at the last real token; one taste for everybody."""
         import torch
