@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Two test workers of one thread each: more threads than cores would only wait for each other.
 WORKERS ?= 2
 
-.PHONY: help install demo test check format bench bench-demo bench-streams clean
+.PHONY: help install demo test check format bench bench-demo bench-streams bench-rewards clean
 
 help:
 	@echo "make demo     install, then close the loop on simulated users (minutes)"
@@ -43,13 +43,16 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-demo bench-streams
+bench: bench-demo bench-streams bench-rewards
 
 bench-demo: install
 	$(BIN)/python benchmarks/demo_improves.py
 
 bench-streams: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/streams.py
+
+bench-rewards: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rewards.py
 
 clean:
 	rm -rf .venv .palate

@@ -45,6 +45,7 @@ from tests.broker import Broker, running  # noqa: E402
 from tests.unit.pipelines.made import feedback, interaction  # noqa: E402
 
 PARTITIONS = 2
+_PAUSES = 3  # the ledger is read for a quarter of the time at most, the rest belongs to the killing
 PHASES = ("starting", "waiting", "reading", "validating", "writing", "committing", "after the commit")
 # Where a consumer may die by itself: module, attribute, before (False) or after (True) the call.
 POINTS: dict[str, tuple[str, str, bool]] = {
@@ -250,6 +251,7 @@ class Books:
         # Beside the killing: a ledger that is read while dead consumers wait for their successors slows the soak.
         self._beside = ThreadPoolExecutor(1, "ledger")
         self._balancing: Future[None] | None = None
+        self._next_balance = 0.0
 
     def check(self) -> None:
         """Looks at the commits since the last time, then at the ledger, which may still be read afterwards."""
@@ -258,8 +260,9 @@ class Books:
             actions = [json.loads(line) for line in path.read_text().splitlines()]
             self._commit(actions)
             self.version += 1
-        if self.version and (self._balancing is None or self._balancing.done()):
+        if self.version and time.monotonic() >= self._next_balance:
             self.settle()
+            self._next_balance = float("inf")
             self._balancing = self._beside.submit(self._balance, len(self.rows))
 
     def settle(self) -> None:
@@ -297,9 +300,13 @@ class Books:
         """The ledger says: in = Σ fates, and in is what the commits held."""
         from pipelines.ledger import balance
 
-        ledger = balance(self.workspace)
-        assert ledger.balanced and ledger.received >= at_least, ledger
-        self.balances += 1
+        started = time.monotonic()
+        try:
+            ledger = balance(self.workspace)
+            assert ledger.balanced and ledger.received >= at_least, ledger
+            self.balances += 1
+        finally:
+            self._next_balance = time.monotonic() + _PAUSES * (time.monotonic() - started)
 
 
 # ── The soak ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,19 @@ from typing import Any
 
 import typer
 
-from palate.commands import data, export, fate, ingest, ledger, maintain, model, project, release, replay
+from palate.commands import (
+    data,
+    export,
+    fate,
+    ingest,
+    ledger,
+    maintain,
+    model,
+    project,
+    release,
+    replay,
+    user,
+)
 from palate.commands.options import given_options
 
 app = typer.Typer(
@@ -24,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release):
+for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release, user):
     group.register(app)
 
 EXIT_CODES = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,33 @@ class Config(BaseModel):
 
 
 @dataclass(frozen=True)
+class Votes:
+    """What the fit saw, small enough to be kept: an update reads these and embeds new rows only.
+
+    Attributes:
+        difference: (N, K + F) standardised columns of the first reply less the second's.
+        outcome: (N,) ties.WIN, TIE or LOSS of the first reply.
+        weight: (N,)
+    """
+
+    difference: np.ndarray
+    outcome: np.ndarray
+    weight: np.ndarray
+
+    def and_(self, more: Votes) -> Votes:
+        """These votes, then those."""
+        return Votes(
+            np.concatenate([self.difference, more.difference]),
+            np.concatenate([self.outcome, more.outcome]),
+            np.concatenate([self.weight, more.weight]),
+        )
+
+    def fit(self, ridge: float, start: ties.Fit | None = None) -> ties.Fit:
+        """The tie model of all of them."""
+        return ties.fit(self.difference, self.outcome, self.weight, ridge, start)
+
+
+@dataclass(frozen=True)
 class BradleyTerry:
     """The fitted model. See `reward_models.scorer.Scorer`."""
 
@@ -51,6 +78,7 @@ class BradleyTerry:
     config: Config
     projection: Projection
     fitted: ties.Fit
+    votes: Votes
     ridge: float
     trained_on: frozenset[str]
     cache_dir: Path | None = field(default=None, compare=False)
@@ -80,6 +108,26 @@ class BradleyTerry:
         """Reward per standard deviation of each named text feature."""
         return dict(zip(NAMES, map(float, self.fitted.weights[-len(NAMES) :]), strict=True))
 
+    def update(self, rows: pa.Table) -> BradleyTerry:
+        """The model after more paired PREFERENCES rows, as if it had been fitted on all of them at once.
+
+        Projection and ridge stay; only rows that are new are embedded. Rows already learned change nothing.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = pc.is_in(rows["preference_id"], pa.array(sorted(self.trained_on), pa.string()))
+        new = _counted(rows.filter(pc.invert(known)))
+        if not new.num_rows:
+            return self
+        votes = self.votes.and_(_votes(new, self.projection(self._represent(new))))
+        fitted = votes.fit(self.ridge, start=self.fitted)
+        learned = self.trained_on | frozenset(new["preference_id"].to_pylist())
+        return replace(self, fitted=fitted, votes=votes, trained_on=learned)
+
+    def _represent(self, rows: pa.Table) -> np.ndarray:
+        return _raw(self.config, rows, self.base, self.cache_dir)
+
     def save(self, directory: Path) -> None:
         """Write `reward_model.json` and `weights.npz`; the JSON, written last, makes it loadable."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,6 +137,9 @@ class BradleyTerry:
             **self.projection.arrays(),
             "weights": self.fitted.weights,
             "covariance": self.fitted.covariance,
+            "difference": self.votes.difference,
+            "outcome": self.votes.outcome,
+            "weight": self.votes.weight,
         }
         np.savez(partial, allow_pickle=False, **arrays)
         partial.replace(directory / "weights.npz")
@@ -122,6 +173,7 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyT
             config,
             Projection(arrays["center"], arrays["axes"], arrays["scale"]),
             fitted,
+            Votes(arrays["difference"], arrays["outcome"], arrays["weight"]),
             about["ridge"],
             frozenset(about["trained_on"]),
             cache_dir,
@@ -146,10 +198,7 @@ def fit(
     Raises:
         NotEnoughVotes: fewer than `min_rows` paired rows.
     """
-    import pyarrow.compute as pc
-
-    counted = pc.field("rejected").is_valid() & (pc.field("weight") > 0)
-    rows = rows.filter(counted).sort_by("preference_id")
+    rows = _counted(rows)
     if rows.num_rows < config.min_rows:
         raise NotEnoughVotes(
             "Too few paired preference rows to fit a reward model.",
@@ -157,32 +206,49 @@ def fit(
             allowed=f"at least {config.min_rows} ([reward.bradley_terry] min_rows)",
             next_step="collect more votes or edits, then run again",
         )
-    columns = rows.select(
-        ["preference_id", "prompt", "prompt_key", "chosen", "rejected", "margin", "weight"]
-    ).to_pydict()
-    prompts = columns["prompt"]
-    texts = columns["chosen"] + columns["rejected"]
-    raw = represent(
+    raw = _raw(config, rows, base, cache_dir, progress)
+    projection = Projection.fit(raw, config.components)
+    votes = _votes(rows, projection(raw))
+    ridge = _choose_ridge(config, votes, rows["prompt_key"].to_pylist(), seed)
+    fitted = votes.fit(ridge)
+    ids = frozenset(rows["preference_id"].to_pylist())
+    return BradleyTerry(base, config, projection, fitted, votes, ridge, ids, cache_dir)
+
+
+def _counted(rows: pa.Table) -> pa.Table:
+    """The rows that a fit sees: pairs that weigh something, in an order that depends on nothing else."""
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.field("rejected").is_valid() & (pc.field("weight") > 0)).sort_by("preference_id")
+
+
+def _raw(
+    config: Config,
+    rows: pa.Table,
+    base: Path,
+    cache_dir: Path | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """(2 N, E + F) raw vectors of all chosen replies, then of all rejected ones."""
+    prompts = rows["prompt"].to_pylist()
+    texts = rows["chosen"].to_pylist() + rows["rejected"].to_pylist()
+    return represent(
         base, prompts + prompts, texts, max_tokens=config.max_tokens, cache_dir=cache_dir, progress=progress
     )
-    projection = Projection.fit(raw, config.components)
-    x = projection(raw)
+
+
+def _votes(rows: pa.Table, x: np.ndarray) -> Votes:
+    """Half of the pairs are presented the other way round: outcomes are balanced and no constant can creep in."""
     n = rows.num_rows
-    # Present half of the pairs the other way round: outcomes are then balanced and no constant can creep in.
-    flip = np.array([int(i[:8], 16) % 2 == 1 for i in columns["preference_id"]])
+    flip = np.array([int(i[:8], 16) % 2 == 1 for i in rows["preference_id"].to_pylist()], dtype=bool)
     difference = np.where(flip[:, None], x[n:] - x[:n], x[:n] - x[n:])
-    tie = np.asarray(columns["margin"]) == 0
+    tie = rows["margin"].to_numpy() == 0
     outcome = np.where(tie, ties.TIE, np.where(flip, ties.LOSS, ties.WIN))
-    weight = np.asarray(columns["weight"], dtype=np.float64)
-    ridge = _choose_ridge(config, difference, outcome, weight, columns["prompt_key"], seed)
-    fitted = ties.fit(difference, outcome, weight, ridge)
-    ids = frozenset(columns["preference_id"])
-    return BradleyTerry(base, config, projection, fitted, ridge, ids, cache_dir)
+    return Votes(difference, outcome, rows["weight"].to_numpy().astype(np.float64))
 
 
-def _choose_ridge(
-    config: Config, x: np.ndarray, outcome: np.ndarray, weight: np.ndarray, prompt_keys: list[str], seed: int
-) -> float:
+def _choose_ridge(config: Config, votes: Votes, prompt_keys: list[str], seed: int) -> float:
+    x, outcome, weight = votes.difference, votes.outcome, votes.weight
     groups = sorted(set(prompt_keys))
     order = np.random.default_rng(seed).permutation(len(groups))
     fold_of = {groups[g]: i % config.folds for i, g in enumerate(order)}

@@ -106,10 +106,14 @@ class Personal:
         agents: Sequence[str | None] | None = None,
     ) -> np.ndarray:
         """(N, 3) probabilities that the first reply wins, ties, loses, with these people's habits."""
-        votes = given_votes(Given(prompts, first, second), self._raw, self.projection)
+        votes = self.votes(Given(prompts, first, second))
         beliefs = self._beliefs(prompts, user_ids, agents)
         parts = [self.taste.predict(votes.take(np.array([i])), b) for i, b in enumerate(beliefs)]
         return np.concatenate(parts) if parts else np.zeros((0, 3))
+
+    def votes(self, pairs: Given) -> low_rank.Votes:
+        """Pairs as votes whose outcomes are not known."""
+        return given_votes(pairs, self._raw, self.projection)
 
     def vectors(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
         """(B, D) standardised columns of replies."""
@@ -161,6 +165,13 @@ class Personal:
             mean = mean + basis @ belief.mean[:r]
             variance = variance + np.einsum("ir,rs,is->i", basis, belief.covariance[:r, :r], basis)
         return {n: (float(m), float(v**0.5)) for n, m, v in zip(NAMES, mean, variance, strict=True)}
+
+    def tie_share(self, person: Person | None) -> float:
+        """Probability that a person, or everybody, calls an average pair of equal reward a tie."""
+        t = self.taste.shared.mean[-3:] @ np.array([1.0, *self.typical])
+        if person is not None:
+            t += person.belief.mean[-2:] @ np.array([1.0, self.typical[0]])
+        return float(ties.probabilities(np.zeros(1), float(t))[0, ties.TIE])
 
     def _raw(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
         return represent(

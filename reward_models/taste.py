@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reward_models.ties import WIN
+
 # Rows: log-weight of win, tie, loss per unit of (d, t).
 _LOGITS = np.array([[0.5, 0.0], [0.0, 1.0], [-0.5, 0.0]])
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
@@ -61,6 +63,22 @@ def expected_probabilities(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     Returns:
         (N, 3)
     """
+    return np.asarray(_on_grid(mean, spread) @ _GRID_WEIGHTS)
+
+
+def expected_entropy(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """(N,) mean entropy of the outcome in nats, were (d, t) known; arguments as of `expected_probabilities`."""
+    p = _on_grid(mean, spread)
+    return np.asarray(-(p * np.log(np.maximum(p, 1e-300))).sum(axis=1) @ _GRID_WEIGHTS)
+
+
+def curvature(h: np.ndarray) -> np.ndarray:
+    """(2, 2) Fisher information of one vote about (d, t)."""
+    return _derivatives(h, WIN, 1.0)[1]
+
+
+def _on_grid(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """(N, 3, nodes) probabilities at the grid's nodes."""
     a = np.sqrt(np.maximum(spread[:, 0, 0], 0))
     b = np.divide(spread[:, 1, 0], a, out=np.zeros_like(a), where=a > 1e-9)
     c = np.sqrt(np.maximum(spread[:, 1, 1] - b**2, 0))
@@ -69,7 +87,7 @@ def expected_probabilities(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     logits = np.stack([d / 2, t, -d / 2], axis=1)
     logits -= logits.max(axis=1, keepdims=True)
     p = np.exp(logits)
-    return np.asarray((p / p.sum(axis=1, keepdims=True)) @ _GRID_WEIGHTS)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
 
 
 def predictors(

@@ -229,3 +229,18 @@ def test_clusters_are_users_or_else_prompts(fitted: Fitted) -> None:
     rows = sorted((row(1, user_id="ada"), row(2, user_id=None)), key=lambda r: r["preference_id"])
     wanted = [r["user_id"] or r["prompt_key"] for r in rows]
     assert predict(fitted, table(rows)).clusters.tolist() == wanted
+
+
+def test_an_update_is_a_fit_of_all_rows(tiny_base: Path, fitted: Fitted, tmp_path: Path) -> None:
+    more = shorter_wins(30, first=500, seed=4)
+    fitted.save(tmp_path / "m")
+    loaded = bradley_terry.load(tmp_path / "m", tiny_base)
+    after = loaded.update(more)
+    batch = after.votes.fit(fitted.ridge)
+    np.testing.assert_allclose(after.fitted.weights, batch.weights, atol=1e-6)
+    assert len(after.votes.outcome) == 110
+    assert after.trained_on == fitted.trained_on | frozenset(more["preference_id"].to_pylist())
+    assert not np.allclose(after.fitted.weights, fitted.fitted.weights)
+    assert after.update(more) is after  # a row is learned once
+    halves = loaded.update(more.slice(0, 10)).update(more)
+    np.testing.assert_allclose(halves.fitted.weights, batch.weights, atol=1e-6)

@@ -1,0 +1,78 @@
+"""The personal reward model of a project, as of now: fitted by the newest run, and told what came in since."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedback.errors import PalateError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from palate.config import Project
+    from palate.context import Context
+    from reward_models.personal import Personal
+
+
+class NoPersonalModel(PalateError, RuntimeError):
+    """No run of this project has fitted a personal reward model."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What is believed of this project's users."""
+
+    model: Personal
+    run: str
+    """Key of the run that fitted it."""
+    dataset: str
+    """Version of the newest dataset, whose rows it has learned."""
+    rows: pa.Table
+    """The rows that it may learn from: the split `train`."""
+
+
+def newest(context: Context) -> Beliefs:
+    """The newest run's training scorer, after the rows that came since.
+
+    Rows of the splits `evaluation` and `test` are never learned, whoever asks.
+
+    Raises:
+        NoPersonalModel: there is none.
+    """
+    from pipelines import dataset
+    from reward_models.personal import load
+
+    folder, run = _folder(context.project)
+    found = dataset.load(context.project.dir, None)
+    rows = found.rows("train")
+    model = load(folder, context.base.path, context.project.embeddings_dir)
+    return Beliefs(model.learn(rows), run, found.version, rows)
+
+
+def _folder(project: Project) -> tuple[Path, str]:
+    """(folder of the newest personal model, key of its run)."""
+    runs: list[dict[str, Any]] = []
+    for file in (project.dir / "runs").glob("*/record.json"):
+        try:
+            runs.append(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue
+    for record in sorted(runs, key=lambda each: str(each.get("created")), reverse=True):
+        folder = project.dir / "updates" / str(record.get("learn_key")) / "reward-training"
+        try:
+            method = json.loads((folder / "reward_model.json").read_text())["method"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if method == "personal":
+            return folder, str(record.get("run_key"))
+    raise NoPersonalModel(
+        "No run of this project has fitted a personal reward model.",
+        got=f"[reward] method = {project.reward.method!r}",
+        allowed='[reward] method = "personal"',
+        next_step="palate train --set reward.method=personal",
+    )

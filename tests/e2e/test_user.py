@@ -1,0 +1,88 @@
+"""`palate user`: what is believed of somebody, from what, and what to ask them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Palate, Result
+from tests.e2e.test_run import events_of, run_settings
+
+
+@pytest.fixture(scope="module")
+def learned(
+    demo_workspace: tuple[Path, Result],
+    tiny_base: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    palate: Palate,
+) -> tuple[Path, list[str]]:
+    """A folder in which a personal model was fitted, and the options that name it."""
+    folder = tmp_path_factory.mktemp("personal")
+    options = [*run_settings(tiny_base), "--set", "reward.method=personal", "--set", "train.method=none"]
+    for command in (["ingest", str(events_of(demo_workspace))], ["build"], ["train"]):
+        done = palate(*command, *options, "--json", cwd=folder)
+        assert done.code == 0, done.err
+    return folder, options
+
+
+def test_show_tells_what_is_believed_and_from_what(learned: tuple[Path, list[str]], palate: Palate) -> None:
+    from pipelines.dataset import load
+
+    folder, options = learned
+    rows = load(folder / ".palate", None).rows("train")
+    users = [user for user in rows["user_id"].to_pylist() if user]
+    user = max(sorted(set(users)), key=users.count)
+    shown = palate("user", "show", user, *options, "--json", cwd=folder)
+    assert shown.code == 0, shown.err
+    about = shown.json
+    assert about["votes"] == users.count(user)
+    assert {"log_words", "questions"} <= {feature["feature"] for feature in about["features"]}
+    assert all(feature["std"] > 0 for feature in about["features"])
+    assert {e["preference_id"] for e in about["evidence"]} <= set(rows["preference_id"].to_pylist())
+    assert len(about["evidence"]) == min(10, about["votes"])
+    text = palate("user", "show", user, *options, cwd=folder)
+    assert text.code == 0 and "From what" in text.out and "everybody" in text.out
+
+
+def test_a_stranger_is_expected_to_be_like_others(learned: tuple[Path, list[str]], palate: Palate) -> None:
+    folder, options = learned
+    shown = palate("user", "show", "nobody ☃", *options, cwd=folder)
+    assert shown.code == 0, shown.err
+    assert "Nothing from this user has been learned" in shown.out
+
+
+def test_the_next_question_is_a_pair(learned: tuple[Path, list[str]], palate: Palate, tmp_path: Path) -> None:
+    folder, options = learned
+    asked = palate("user", "next-question", "somebody", "-n", "2", *options, "--json", cwd=folder)
+    if asked.code == 1:  # people of the demo need not differ enough for anything personal to be believed
+        assert "one taste for everybody" in asked.err
+        return
+    assert asked.code == 0, asked.err
+    questions = asked.json["questions"]
+    assert len(questions) == 2 and questions[0]["information_nats"] >= questions[1]["information_nats"] > 0
+    assert questions[0]["first"] != questions[0]["second"]
+    candidates = tmp_path / "pairs.jsonl"
+    candidates.write_text(json.dumps({"prompt": "Hello?", "first": "Hi.", "second": "Good day to you."}))
+    one = palate(
+        "user", "next-question", "somebody", "--from", str(candidates), *options, "--json", cwd=folder
+    )
+    assert one.json["questions"][0]["prompt"] == [{"role": "user", "content": "Hello?"}]
+
+
+def test_candidates_that_are_none_are_refused_by_line(
+    learned: tuple[Path, list[str]], palate: Palate, tmp_path: Path
+) -> None:
+    folder, options = learned
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "Hello?", "first": "Hi.", "second": "Hey."}\n{"prompt": 5}\n')
+    refused = palate("user", "next-question", "somebody", "--from", str(bad), *options, cwd=folder)
+    assert refused.code == 2 and "line 2" in refused.err
+
+
+def test_without_a_personal_model_the_way_to_one_is_told(
+    demo_workspace: tuple[Path, Result], tiny_base: Path, palate: Palate
+) -> None:
+    refused = palate("user", "show", "somebody", *run_settings(tiny_base), cwd=demo_workspace[0])
+    assert refused.code == 4 and "reward.method=personal" in refused.err
