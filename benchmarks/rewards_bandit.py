@@ -29,7 +29,8 @@ from evaluation.off_policy import Config, InsufficientOverlap, Logged, crossfitt
 
 REPETITIONS, MIN_COVERAGE = 200, 0.90
 ITEMS = 34
-CONFIG = Config(resamples=500)
+DRAWS = 150_000  # of which about one in seven is kept
+CONFIG = Config(resamples=300)
 ESTIMATORS = ("ips", "snips", "dr")
 
 
@@ -71,7 +72,7 @@ def truth(people: Population, target: np.ndarray) -> float:
 
 def drawn(people: Population, logged: np.ndarray, dice: np.random.Generator) -> np.ndarray:
     """Rows as the logged policy would have made them: drawn evenly, kept in proportion to its probability."""
-    rows = dice.integers(0, len(people.item), 4 * len(people.item))
+    rows = dice.integers(0, len(people.item), DRAWS)
     chance = logged[people.situation[rows], people.item[rows]] / logged.max()
     return rows[dice.random(len(rows)) < chance]
 

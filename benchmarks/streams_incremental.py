@@ -8,7 +8,9 @@ is put through validation to make sure). Then, each in a process of its own:
                   replies, copies of old events, retractions
     scratch       the build of all N + N/100 events in another workspace
 
-and the last two must give the same dataset version. Nothing is kept between runs.
+and the last two must give the same dataset version. The short build is measured three times, on copies of the
+workspace, and the best counts, as does the quicker of the two long ones: other work on the machine only ever slows.
+Nothing is kept between runs.
 
     python benchmarks/streams_incremental.py --events 1000000
 """
@@ -45,6 +47,7 @@ from pipelines.workspace import Layout, staging_folder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PER_COMMIT = 100_000
+COPIES = 2  # of the workspace, in which the short build is measured again
 PROMISED_SHARE = 0.05
 PROMISED_PEAK_GB = 1.5
 Body = dict[str, Any]
@@ -283,7 +286,11 @@ def main() -> int:
         table = rows(new, arguments.events, START + timedelta(days=61))
         for workspace in (steps, once):
             commit(workspace, table, arguments.events + len(new))
-        incremental, scratch = timed_build(steps), timed_build(once)
+        copies = [folder / f"copy-{number}" for number in range(COPIES)]
+        for copy in copies:
+            shutil.copytree(steps, copy)
+        incremental = min((timed_build(path) for path in (steps, *copies)), key=lambda one: one["wall_s"])
+        scratch = timed_build(once)
         same_rows = dataset.load(steps).rows().equals(dataset.load(once).rows())
         balanced = balance(steps).balanced and balance(once).balanced
     finally:
@@ -294,7 +301,7 @@ def main() -> int:
         "full": full,
         "incremental": incremental,
         "scratch": scratch,
-        "share": round(incremental["wall_s"] / full["wall_s"], 4),
+        "share": round(incremental["wall_s"] / min(full["wall_s"], scratch["wall_s"]), 4),
         "same_version": incremental["version"] == scratch["version"] != full["version"],
         "same_rows": same_rows,
         "balanced": balanced,

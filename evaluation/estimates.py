@@ -9,6 +9,13 @@ Statistician 69, 2015, section 5.3): instead of a = (1 - confidence) / 2 it take
     a' = Phi(-sqrt(n / (n - 1)) * t(1 - a; n - 1))        n = number of clusters
 
 which reproduces Student's interval for symmetric data, and stays inside the range of a bounded metric.
+
+A mean of rare rewards with unequal weights is skewed: most samples have a little too few of the heavy ones. With
+`skewed` the quantiles are moved for bias and skewness as in Efron's BCa interval ("Better Bootstrap Confidence
+Intervals", JASA 82, 1987), from the same tail a':
+
+    Phi(z0 + (z0 + z) / (1 - s (z0 + z)))     z = Phi^-1(a'),  z0 = Phi^-1(share of samples below the estimate)
+                                              s = sum(e^3) / (6 sum(e^2)^1.5),  e: each cluster's residual
 """
 
 from __future__ import annotations
@@ -93,6 +100,7 @@ def bootstrap_ratio(
     resamples: int = RESAMPLES,
     confidence: float = 0.95,
     bounds: tuple[float, float] | None = None,
+    skewed: bool = False,
 ) -> Estimate:
     """sum(numerator) / sum(denominator) with a cluster-bootstrap interval; both of shape (N,).
 
@@ -123,8 +131,22 @@ def bootstrap_ratio(
         )
     draws = resampled_ratios(top, bottom, seed=seed, resamples=resamples)
     tail = expanded_tail(n, confidence)
-    low, high = np.quantile(draws, [tail, 1 - tail])
+    levels = _corrected(draws, value, top - value * bottom, tail) if skewed else (tail, 1 - tail)
+    low, high = np.quantile(draws, levels)
     return Estimate(value, float(low), float(high), n, confidence)
+
+
+def _corrected(draws: Array, value: float, residuals: Array, tail: float) -> tuple[float, float]:
+    """The quantiles of BCa; see the module's text."""
+    from scipy.special import ndtr, ndtri
+
+    below = float(np.mean(draws < value) + np.mean(draws == value) / 2)
+    shift = float(ndtri(np.clip(below, 1 / len(draws), 1 - 1 / len(draws))))
+    spread = float((residuals**2).sum())
+    skew = float((residuals**3).sum()) / (6 * spread**1.5) if spread else 0.0
+    z = float(ndtri(tail))
+    low, high = (float(ndtr(shift + (shift + q) / (1 - skew * (shift + q)))) for q in (z, -z))
+    return low, high
 
 
 def resampled_ratios(top: Array, bottom: Array, *, seed: int, resamples: int) -> Array:

@@ -13,7 +13,7 @@ the logged reply, and v, its mean reward of the target's replies to the same pro
 propensities or the model are right, and narrower the better the model is. The model must not have seen the row that
 it predicts (`crossfitted_means` makes a simple one that has not). A cap on w trades bias for width; how much weight it
 took away is told. Below `min_ess` every estimate is refused: an interval from a handful of rows with luck in them
-looks as good as any other.
+looks as good as any other. Rewards are often rare, so intervals are corrected for skewness (`estimates`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
             allowed=f"at least {config.min_ess:g} (min_ess)",
             next_step="log more replies, explore more, or compare with a policy nearer to the logged one",
         )
-    given = {"clusters": logged.clusters, "seed": seed, "resamples": config.resamples}
+    given = {"clusters": logged.clusters, "seed": seed, "resamples": config.resamples, "skewed": True}
     ones = np.ones(len(w))
     dr = None
     if logged.predicted is not None and logged.predicted_target is not None:

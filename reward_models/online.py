@@ -33,21 +33,30 @@ class OnlineVotes:
 
     beliefs: dict[Hashable, Belief] = field(default_factory=dict)
 
-    def predict(self, terms: Sequence[Term]) -> np.ndarray:
-        """(3,) probabilities of win, tie, loss of the first reply."""
-        mean, spread = predictors([self._belief(term) for term in terms], [term.design for term in terms])
+    def predict(self, terms: Sequence[Term], *, offset: np.ndarray | None = None) -> np.ndarray:
+        """(3,) probabilities of win, tie, loss of the first reply; arguments as of `learn`."""
+        beliefs = [self._belief(term) for term in terms]
+        mean, spread = predictors(beliefs, [term.design for term in terms], offset)
         return np.asarray(expected_probabilities(mean[None], spread[None])[0])
 
-    def learn(self, terms: Sequence[Term], outcome: int, *, weight: float = 1.0) -> None:
+    def learn(
+        self,
+        terms: Sequence[Term],
+        outcome: int,
+        *,
+        weight: float = 1.0,
+        offset: np.ndarray | None = None,
+    ) -> None:
         """Takes in one vote.
 
         Args:
             terms: different things; one that takes part twice is given once, with the sum of its designs.
             outcome: ties.WIN, TIE or LOSS of the first reply.
             weight: how much the vote counts.
+            offset: (2,) known part of (d, t); (0, ties.NO_TIES) where there can be no tie.
         """
         before = [self._belief(term) for term in terms]
-        after = updated(before, [term.design for term in terms], outcome, weight=weight)
+        after = updated(before, [term.design for term in terms], outcome, weight=weight, offset=offset)
         self.beliefs.update(zip((term.key for term in terms), after, strict=True))
 
     def _belief(self, term: Term) -> Belief:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Palate, Result
+from tests.e2e.conftest import Palate, Result, run_palate
 from tests.e2e.test_run import events_of, run_settings
 
 
@@ -16,13 +16,12 @@ def learned(
     demo_workspace: tuple[Path, Result],
     tiny_base: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    palate: Palate,
 ) -> tuple[Path, list[str]]:
     """A folder in which a personal model was fitted, and the options that name it."""
     folder = tmp_path_factory.mktemp("personal")
     options = [*run_settings(tiny_base), "--set", "reward.method=personal", "--set", "train.method=none"]
     for command in (["ingest", str(events_of(demo_workspace))], ["build"], ["train"]):
-        done = palate(*command, *options, "--json", cwd=folder)
+        done = run_palate(folder, *command, *options, "--json")
         assert done.code == 0, done.err
     return folder, options
 
