@@ -10,8 +10,12 @@ import sys
 from promises import suite
 
 PARTS = {
-    "1. a crowd in one pass": ["rewards_ladder.py"],
-    "2. people nobody has met": ["rewards_unseen.py"],
+    "a crowd in one pass": ["rewards_ladder.py"],
+    "people nobody has met": ["rewards_unseen.py"],
+    "copies, forward in time": ["rewards_copy.py"],
+    "values of policies": ["rewards_bandit.py"],
+    "speed": ["rewards_speed.py"],
+    "oracles": ["rewards_oracles.py"],
 }
 
 if __name__ == "__main__":

@@ -124,7 +124,8 @@ def main() -> int:
     for name, value in result.items():
         if name != "calls":
             console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
-    worst = max(took["p99_us"] for took in result["calls"].values())
+    # Afterwards a minute's events are delivered beside the load, which the table shows and the promise is not about.
+    away = result["calls"]["outage"]["p99_us"]
     # A durable call writes to disk, and how long that takes is not the client's to promise.
     checks = [
         Check("events lost over an outage", "0", str(result["lost"] + result["refused"]),
@@ -135,8 +136,8 @@ def main() -> int:
             Check(
                 "99 % of product calls, broker away",
                 f"< {PROMISED_P99_US:,.0f} µs",
-                f"{worst:,.0f} µs",
-                worst < PROMISED_P99_US,
+                f"{away:,.0f} µs",
+                away < PROMISED_P99_US,
             )
         )
     return finish(checks, options.json, result)

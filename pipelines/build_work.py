@@ -22,6 +22,7 @@ from feedback.preferences import PreferConfig
 from . import processes
 from .affected import affected
 from .events_table import KINDS, EventFile, added_since
+from .garbage import uncollected
 from .grouping import decide, group_all
 from .groups_store import store as groups
 from .groups_store.keys import GROUP, group_keys, union
@@ -167,7 +168,8 @@ def worked(
     ):
         made = _everything([file for file in files if file.kind != "dead_letter"], staging, config, runner)
         return Made(made, made.segments[-1] if made.segments else None, _dead_letters(files, {}))
-    store = _increment(last.store, new, staging, config)
+    with uncollected():
+        store = _increment(last.store, new, staging, config)
     return Made(store, store.segments[-1], _dead_letters(last.new, last.state.dead_letters))
 
 

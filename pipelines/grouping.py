@@ -6,9 +6,7 @@ each shard of a Beam pipeline; the result is the same.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import orjson
@@ -20,6 +18,7 @@ from feedback.joining import PROMPT_KEYS, Ranked, locate, prompt_keys, rank_copi
 from feedback.preferences import PreferConfig, judge
 from feedback.tables import Fate
 
+from .garbage import uncollected
 from .groups_store.segment import STORED
 from .groups_store.write import DECIDED, PROMPTS, Part
 
@@ -80,18 +79,6 @@ def group_all(events: pa.Table, elsewhere: pa.Table) -> pa.Table:
     return pa.concat_tables([replies, signals])
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of garbage: judging makes many small objects and no cycles, a quarter of its time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 def decide(grouped: pa.Table, config: PreferConfig) -> Part:
     """Judges whole groups.
 
@@ -104,7 +91,7 @@ def decide(grouped: pa.Table, config: PreferConfig) -> Part:
     grouped = grouped.take(order)
     open_ = pc.is_null(grouped["fate"])
     standing = grouped.filter(open_).rename_columns({"group": "prompt_key"})
-    with _uncollected():
+    with uncollected():
         judged = judge(standing, config)
     places = pa.array(np.cumsum(open_.to_numpy(zero_copy_only=False)) - 1)
     places = pc.if_else(open_, places, pa.scalar(None, pa.int64()))
