@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 from promises import Check, finish
 
 from feedback.events import Feedback, Interaction, canonical
+from feedback.preferences import PreferConfig
 from feedback.tables import EVENTS
 from feedback.validation import Limits, parse
 from pipelines import dataset, events_table
@@ -227,8 +228,12 @@ def fill(workspaces: list[Path], product: Product, count: int) -> list[Body]:
 
 
 def _timed(workspace: Path, answer: Any) -> None:
-    import pandas  # noqa: F401  pyarrow imports it with the first array; a service pays that once
+    # What a service pays once: pyarrow imports pandas with the first array, and palate its rules with the first build.
+    import pandas  # noqa: F401
 
+    from pipelines import build_result, build_work  # noqa: F401
+
+    PreferConfig().loaded()
     cpu, wall = time.process_time(), time.perf_counter()
     made = build(workspace=workspace)
     answer.send(
