@@ -86,7 +86,7 @@ def recovery(repetitions: int) -> tuple[Check, np.ndarray]:
     margin = 3 * math.sqrt(0.95 * 0.05 / repetitions)
     return (
         Check(
-            "weights and ties recovered: 95% intervals hold the truth", f"95% ± {margin:.1%}", f"{coverage:.1%}",
+            "weights recovered beside ties: 95% intervals hold the truth", f"95% ± {margin:.1%}", f"{coverage:.1%}",
             abs(coverage - 0.95) < margin,
         ),
         inside / repetitions,

@@ -96,8 +96,10 @@ def fit(
         theta, best = tried, reached
         if np.abs(step).max() < 1e-10:
             break
-    hessian = _curvature(x, weight, p, precision)[:-1, :-1]
-    return Fit(theta[:-1], float(theta[-1]), np.linalg.inv(hessian))
+    curvature = _curvature(x, weight, p, precision)
+    # With ties the weights are as uncertain as they are while log nu is, too.
+    covariance = np.linalg.inv(curvature)[:-1, :-1] if has_ties else np.linalg.inv(curvature[:-1, :-1])
+    return Fit(theta[:-1], float(theta[-1]), covariance)
 
 
 def _curvature(x: np.ndarray, weight: np.ndarray, p: np.ndarray, precision: np.ndarray) -> np.ndarray:
