@@ -5,7 +5,8 @@
 realhumaneval_chat: programmers at tasks who ask a model for help; a reply counts as copied if anything of it was. Every
 reply is predicted, then learned (`reward_models.online`), in two orders: by the time in the session, so that all
 programmers work side by side, and one programmer after the other in the order of the file. Nothing of a later reply is
-known at an earlier one, not even the spread of a feature. The ladder:
+known at an earlier one, not even the spread of a feature. The set tells no time of a copy: that a reply was copied
+before the next request is assumed. The ladder:
 
     share           how many were copied so far
     + reply         what the request and the reply look like, and what happened before in the session
