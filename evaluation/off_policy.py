@@ -13,7 +13,9 @@ the logged reply, and v, its mean reward of the target's replies to the same pro
 propensities or the model are right, and narrower the better the model is. The model must not have seen the row that
 it predicts (`crossfitted_means` makes a simple one that has not). A cap on w trades bias for width; how much weight it
 took away is told. Below `min_ess` every estimate is refused: an interval from a handful of rows with luck in them
-looks as good as any other. Rewards are often rare, so intervals are corrected for skewness (`estimates`).
+looks as good as any other. What was never logged is in no row, so the effective sample size cannot miss it; but where
+propensities are right and every reply of the target could have been logged, w has mean 1. A mean that is another
+beyond doubt (99.9 %) is refused, too. Rewards are often rare, so intervals are corrected for skewness (`estimates`).
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Config(BaseModel):
 
     min_ess: float = Field(default=100.0, ge=1)
     """Below this effective sample size an estimate is refused."""
+    mean_weight_tolerance: float = Field(default=0.05, ge=0)
+    """An estimate is refused where the 99.9 % interval of the mean weight is further than this from 1."""
     max_weight: float | None = Field(default=None, gt=0)
     """Weights are cut down to this; None leaves them."""
     resamples: int = Field(default=2000, ge=100)
@@ -130,7 +134,8 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
     """Estimates the target policy's value.
 
     Raises:
-        InsufficientOverlap: the effective sample size is below `min_ess`.
+        InsufficientOverlap: the effective sample size is below `min_ess`, or the weights show that the target policy
+            does what was never logged, or that propensities are wrong.
     """
     full = logged.target / logged.propensity
     w = full if config.max_weight is None else np.minimum(full, config.max_weight)
@@ -144,6 +149,7 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
         )
     given = {"clusters": logged.clusters, "seed": seed, "resamples": config.resamples, "skewed": True}
     ones = np.ones(len(w))
+    _check_support(bootstrap_ratio(full, ones, confidence=0.999, **given), config)  # type: ignore[arg-type]
     dr = None
     if logged.predicted is not None and logged.predicted_target is not None:
         corrected = logged.predicted_target + w * (logged.reward - logged.predicted)
@@ -157,6 +163,18 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
         float(1 - w.sum() / full.sum()) if full.sum() else 0.0,
         w,
     )
+
+
+def _check_support(mean_weight: Estimate, config: Config) -> None:
+    """Refuses weights, before any cap, whose mean is provably not 1."""
+    tolerance = config.mean_weight_tolerance
+    if mean_weight.low > 1 + tolerance or mean_weight.high < 1 - tolerance:
+        raise InsufficientOverlap(
+            "The weights do not average 1: the target policy does what was never logged, or propensities are wrong.",
+            got=f"mean weight {mean_weight.value:.3f} [{mean_weight.low:.3f}, {mean_weight.high:.3f}]",
+            allowed=f"an interval within {tolerance:g} of 1 (mean_weight_tolerance)",
+            next_step="log propensities as they were when a reply was drawn, and explore what the target would do",
+        )
 
 
 def crossfitted_means(

@@ -122,3 +122,25 @@ def test_no_row_is_predicted_from_itself() -> None:
     means, fold = crossfitted_means(cell, reward, 1, folds=5, pull=0.0, seed=3)
     for i in range(10):
         assert means[fold[i], 0] == pytest.approx(reward[fold != fold[i]].mean())
+
+
+@pytest.mark.parametrize("max_weight", [None, 0.5])
+def test_what_was_never_logged_is_refused_though_the_sample_size_is_perfect(max_weight: float | None) -> None:
+    # A and B are logged half each, C never; the target plays C nine times of ten. Every weight is 0.05 / 0.5 = 0.1.
+    n = 4000
+    rows = Logged((np.random.default_rng(0).random(n) < 0.2).astype(float), np.full(n, 0.5), np.full(n, 0.05))
+    with pytest.raises(InsufficientOverlap, match=r"mean weight 0\.100"):
+        evaluate(rows, Config(resamples=200, max_weight=max_weight), seed=0)
+
+
+def test_wrong_propensities_are_refused_and_right_ones_hardly_ever() -> None:
+    refused = 0
+    for seed in range(40):
+        logged, _ = simulated(seed, 2000)
+        try:
+            evaluate(logged, FEW, seed=seed)
+        except InsufficientOverlap:
+            refused += 1
+    assert refused <= 1
+    with pytest.raises(InsufficientOverlap, match="do not average 1"):
+        evaluate(replace(logged, propensity=logged.propensity / 2), FEW, seed=0)
