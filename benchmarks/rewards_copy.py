@@ -31,10 +31,11 @@ from pathlib import Path
 
 import numpy as np
 from promises import Check, finish
-from rewards_data import shared
+from rewards_data import halves, shared
 from rich.console import Console
 from rich.table import Table
 
+from evaluation.estimates import bootstrap_mean
 from reward_models.online import OnlineVotes, Term
 from reward_models.ties import LOSS, NO_TIES, WIN
 
@@ -162,7 +163,7 @@ def run(data: Replies, order: np.ndarray, width: tuple[float, float] | None, hab
 
 def ladder(data: Replies, order: np.ndarray) -> tuple[dict[str, np.ndarray], list[tuple[float, float]]]:
     """Loss of every reply on each rung, and the widths chosen on either half of the programmers."""
-    half = (np.random.default_rng(2026).permutation(data.user.max() + 1) % 2)[data.user]
+    half = halves(data.user)
     chosen = []
     for side in (0, 1):
         own = order[half[order] == side]
@@ -173,14 +174,6 @@ def ladder(data: Replies, order: np.ndarray) -> tuple[dict[str, np.ndarray], lis
         both = [run(data, order, chosen[1 - side], habits) for side in (0, 1)]
         rungs[rung] = np.where(half == 0, both[0], both[1])
     return rungs, chosen
-
-
-def interval(loss: np.ndarray, user: np.ndarray) -> tuple[float, float, float]:
-    """Mean over replies, and its 95 % interval over programmers drawn with replacement."""
-    sums, counts = np.bincount(user, weights=loss), np.bincount(user)
-    drawn = np.random.default_rng(0).integers(0, len(sums), (4000, len(sums)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
-    return float(loss.mean()), float(low), float(high)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rungs, chosen = ladder(data, order)
         table = Table("knows", "log-loss, nats [95 %]", title=f"{len(data.user)} replies, {name}")
         for rung, loss in rungs.items():
-            found = interval(loss, data.user)
-            figures[f"{name}/{rung}"] = found
-            table.add_row(rung, "{:.4f} [{:.4f}, {:.4f}]".format(*found))
+            found = bootstrap_mean(loss, data.user, seed=0)
+            figures[f"{name}/{rung}"] = found.to_dict()
+            table.add_row(rung, f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]")
         console.print(table)
         console.print(f"widths chosen on the other half of the programmers (seed 2026): {chosen}")
-        best = figures[f"{name}/+ habits"][0]
+        best = float(np.mean(rungs["+ habits"]))
         checks.append(Check(f"log-loss, {name}", f"<= {PROMISED}", f"{best:.4f}", best <= PROMISED))
     console.print(f"{time.monotonic() - started:.0f} s")
     return finish(checks, options.json, figures)

@@ -115,9 +115,9 @@ def _coded(names: list[str]) -> np.ndarray:
     return np.unique(names, return_inverse=True)[1]
 
 
-def log_loss(probabilities: np.ndarray, outcome: np.ndarray) -> np.ndarray:
-    """(N,) nats."""
-    return -np.log(np.maximum(probabilities[np.arange(len(outcome)), outcome], 1e-12))
+def halves(user: np.ndarray) -> np.ndarray:
+    """(N,) in which half of the people each row's person is, 0 or 1: what is chosen on one predicts the other."""
+    return np.asarray((np.random.default_rng(2026).permutation(user.max() + 1) % 2)[user])
 
 
 def t_interval(values: np.ndarray) -> tuple[float, float, float]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from promises import Check, finish
-from rewards_data import CrowdVotes, crowd_votes, t_interval
+from rewards_data import CrowdVotes, crowd_votes, halves, t_interval
 from rich.console import Console
 from rich.table import Table
 
@@ -132,15 +132,9 @@ def stream() -> Stream:
     return STREAM
 
 
-def halves() -> np.ndarray:
-    """(N,) in which half each vote's person is."""
-    user = stream().votes.user
-    return (np.random.default_rng(2026).permutation(user.max() + 1) % 2)[user]
-
-
 def tuned(half: int) -> dict[str, dict[str, float]]:
     """Widths of every rung, chosen one after the other on the people of one half."""
-    rows = np.flatnonzero(halves() == half)
+    rows = np.flatnonzero(halves(stream().votes.user) == half)
     order = np.random.default_rng(half).permutation(rows)
     width: dict[str, float] = {"strength": 0.7}
     chosen = {}
@@ -156,7 +150,7 @@ def tuned(half: int) -> dict[str, dict[str, float]]:
 def measured(task: tuple[int, dict[int, dict[str, dict[str, float]]]]) -> dict[str, tuple[float, float]]:
     """Mean log-loss and accuracy of every rung in one order."""
     seed, widths = task
-    votes, half = stream().votes, halves()
+    votes, half = stream().votes, halves(stream().votes.user)
     order = np.random.default_rng(seed).permutation(len(votes.user))
     loss, right = marginal(votes.outcome, order)
     found = {"marginal": (float(loss.mean()), float(right.mean()))}

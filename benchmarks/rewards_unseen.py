@@ -16,16 +16,17 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from promises import Check, finish
-from rewards_data import crowd_votes, log_loss, t_interval
+from rewards_data import crowd_votes, t_interval
 from rich.console import Console
 from rich.table import Table
 
+from evaluation.estimates import Estimate, bootstrap_mean
 from reward_models.low_rank import LowRank, LowRankConfig, Votes, fit
+from reward_models.ties import outcome_loss
 
 LEFT_OUT, SPLITS, MOST = 30, 5, 32
 KS = (0, 1, 2, 4, 8, 16, 32)
@@ -44,21 +45,18 @@ def votes() -> tuple[Votes, np.ndarray]:
     return Votes(x, crowd.longer, crowd.outcome, crowd.user, ones, ones, ones), personal
 
 
-def curve(model: LowRank, everybody: Votes, person: int, seed: int) -> list[float]:
-    """Mean log-loss of a person's later votes after each number of earlier ones."""
+def divided(everybody: Votes, person: int, seed: int) -> tuple[np.ndarray, Votes]:
+    """(rows of a person's earlier votes, their later votes)."""
     own = np.random.default_rng([seed, person]).permutation(np.flatnonzero(everybody.user == person))
     known = min(len(own) // 2, MOST)
-    later = everybody.take(own[known:])
-    losses = []
-    for k in KS:
-        belief = model.learn(everybody.take(own[: min(k, known)]), model.prior())
-        losses.append(float(log_loss(model.predict(later, belief), later.outcome).mean()))
-    return losses
+    return own[:known], everybody.take(own[known:])
 
 
-def nobody_in_particular(model: LowRank) -> LowRank:
-    """The shared taste alone."""
-    return replace(model, trust=0.0)
+def curve(model: LowRank, everybody: Votes, person: int, seed: int) -> list[float]:
+    """Mean log-loss of a person's later votes after each number of earlier ones."""
+    known, later = divided(everybody, person, seed)
+    beliefs = [model.learn(everybody.take(known[:k]), model.prior()) for k in KS]
+    return [float(outcome_loss(model.predict(later, belief), later.outcome).mean()) for belief in beliefs]
 
 
 def chosen(everybody: Votes, people: np.ndarray, personal: np.ndarray, seed: int) -> LowRankConfig:
@@ -88,27 +86,22 @@ def split(seed: int) -> tuple[LowRankConfig, np.ndarray]:
     inside = np.isin(everybody.user, rest)
     model = fitted(everybody, inside, config, personal)
     one_taste = config.model_copy(update={"rank": 0, "habit_std": 1e-3, "prior_people": 1e6})
-    alone = nobody_in_particular(fitted(everybody, inside, one_taste, personal))
-    losses = [
-        [curve(alone, everybody, person, seed)[0], *curve(model, everybody, person, seed)] for person in out
-    ]
+    alone = fitted(everybody, inside, one_taste, personal)
+    losses = []
+    for person in out:
+        _, later = divided(everybody, person, seed)
+        shared = float(outcome_loss(alone.predict(later, None), later.outcome).mean())
+        losses.append([shared, *curve(model, everybody, person, seed)])
     return config, np.array(losses)
 
 
-def bootstrap(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Mean and 95 % interval over people drawn with replacement."""
-    drawn = np.random.default_rng(seed).integers(0, len(values), (4000, len(values)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
-
-
-def plot(gains: list[tuple[float, float, float]], path: Path) -> None:
+def plot(gains: list[Estimate], path: Path) -> None:
     """The curve as a picture."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    mean, low, high = np.array(gains).T
+    mean, low, high = np.array([(gain.value, gain.low, gain.high) for gain in gains]).T
     places = np.arange(len(KS))
     axes.fill_between(places, low, high, alpha=0.2, linewidth=0)
     axes.plot(places, mean, marker="o")
@@ -133,12 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.processes) as pool:
         found = list(pool.map(split, range(options.splits)))
     losses = np.concatenate([each for _, each in found])
-    gains = [bootstrap(losses[:, 0] - losses[:, 1 + i]) for i in range(len(KS))]
+    gains = [bootstrap_mean(losses[:, 0] - losses[:, 1 + i], seed=0) for i in range(len(KS))]
     table = Table(
         "k", "log-loss, nats", "below global [95 %]", title=f"global: {losses[:, 0].mean():.4f} nats"
     )
     for i, k in enumerate(KS):
-        table.add_row(str(k), f"{losses[:, 1 + i].mean():.4f}", "{:.4f} [{:.4f}, {:.4f}]".format(*gains[i]))
+        table.add_row(
+            str(k),
+            f"{losses[:, 1 + i].mean():.4f}",
+            f"{gains[i].value:.4f} [{gains[i].low:.4f}, {gains[i].high:.4f}]",
+        )
     console = Console()
     console.print(table)
     console.print(f"splits: seeds 0-{options.splits - 1}; people: {len(losses)}")
@@ -153,18 +150,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"{time.monotonic() - started:.0f} s")
     if options.plots:
         plot(gains, options.plots)
-    whole = gains[KS.index(MOST)][0]
-    share = gains[KS.index(8)][0] / whole if whole > 0 else 0.0
+    whole = gains[KS.index(MOST)].value
+    share = gains[KS.index(8)].value / whole if whole > 0 else 0.0
     checks = [
-        Check("k = 0: log-loss below global, nats", ">= 0", f"{gains[0][0]:.4f}", gains[0][0] >= 0),
+        Check("k = 0: log-loss below global, nats", ">= 0", f"{gains[0].value:.4f}", gains[0].value >= 0),
         *(
-            Check(f"k = {k}: below global, lower bound", "> 0", f"{gains[i][1]:.4f}", gains[i][1] > 0)
+            Check(f"k = {k}: below global, lower bound", "> 0", f"{gains[i].low:.4f}", gains[i].low > 0)
             for i, k in enumerate(KS)
             if k >= 4
         ),
         Check("share of the whole gain at k = 8", ">= 50%", f"{share:.0%}", share >= 0.5),
     ]
-    figures = {"gains": dict(zip(map(str, KS), gains, strict=True)), "global": float(losses[:, 0].mean())}
+    figures = {
+        "gains": {str(k): gain.to_dict() for k, gain in zip(KS, gains, strict=True)},
+        "global": float(losses[:, 0].mean()),
+    }
     return finish(checks, options.json, figures)
 
 

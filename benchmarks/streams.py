@@ -11,12 +11,12 @@ import sys
 from promises import suite
 
 PARTS = {
-    "soak": ["streams_soak.py", "--kills", "1000", "--minutes", "27", "--consumers", "4"],
     "throughput, 1e5 events": ["streams_throughput.py", "--events", "100000", "--rounds", "3"],
     "throughput, 1e6 events": ["streams_throughput.py", "--events", "1000000"],
     "broker": ["streams_broker.py"],
     "incremental": ["streams_incremental.py", "--events", "1000000"],
     "client": ["streams_client.py"],
+    "soak": ["streams_soak.py", "--kills", "1000", "--minutes", "27", "--consumers", "4"],
 }
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ beyond doubt (99.9 %) is refused, too. Rewards are often rare, so intervals are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +121,6 @@ class Value:
     ess: float
     rows: int
     capped: float
-    weights: npt.NDArray[np.float64] = field(repr=False, compare=False)
 
 
 def effective_sample_size(weights: npt.ArrayLike) -> float:
@@ -147,21 +147,21 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
             allowed=f"at least {config.min_ess:g} (min_ess)",
             next_step="log more replies, explore more, or compare with a policy nearer to the logged one",
         )
-    given = {"clusters": logged.clusters, "seed": seed, "resamples": config.resamples, "skewed": True}
+    estimate = partial(
+        bootstrap_ratio, clusters=logged.clusters, seed=seed, resamples=config.resamples, skewed=True
+    )
     ones = np.ones(len(w))
-    _check_support(bootstrap_ratio(full, ones, confidence=0.999, **given), config)  # type: ignore[arg-type]
+    _check_support(estimate(full, ones, confidence=0.999), config)
     dr = None
     if logged.predicted is not None and logged.predicted_target is not None:
-        corrected = logged.predicted_target + w * (logged.reward - logged.predicted)
-        dr = bootstrap_ratio(corrected, ones, **given)  # type: ignore[arg-type]
+        dr = estimate(logged.predicted_target + w * (logged.reward - logged.predicted), ones)
     return Value(
-        bootstrap_ratio(w * logged.reward, ones, **given),  # type: ignore[arg-type]
-        bootstrap_ratio(w * logged.reward, w, **given),  # type: ignore[arg-type]
-        dr,
-        ess,
-        len(w),
-        float(1 - w.sum() / full.sum()) if full.sum() else 0.0,
-        w,
+        ips=estimate(w * logged.reward, ones),
+        snips=estimate(w * logged.reward, w),
+        dr=dr,
+        ess=ess,
+        rows=len(w),
+        capped=float(1 - w.sum() / full.sum()) if full.sum() else 0.0,
     )
 
 

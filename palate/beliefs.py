@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from feedback.errors import PalateError
+from palate import lineage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,20 +57,14 @@ def newest(context: Context) -> Beliefs:
 
 def _folder(project: Project) -> tuple[Path, str]:
     """(folder of the newest personal model, key of its run)."""
-    runs: list[dict[str, Any]] = []
-    for file in (project.dir / "runs").glob("*/record.json"):
-        try:
-            runs.append(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
-    for record in sorted(runs, key=lambda each: str(each.get("created")), reverse=True):
+    from reward_models.scorer import RewardModelError, method_in
+
+    made = [record for _, record in lineage.records(project) if isinstance(record, dict)]
+    for record in sorted(made, key=lambda each: str(each.get("created")), reverse=True):
         folder = project.dir / "updates" / str(record.get("learn_key")) / "reward-training"
-        try:
-            method = json.loads((folder / "reward_model.json").read_text())["method"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if method == "personal":
-            return folder, str(record.get("run_key"))
+        with suppress(RewardModelError):
+            if method_in(folder) == "personal":
+                return folder, str(record.get("run_key"))
     raise NoPersonalModel(
         "No run of this project has fitted a personal reward model.",
         got=f"[reward] method = {project.reward.method!r}",

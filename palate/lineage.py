@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,24 @@ class ModelUse:
     """Aliases that name it now, such as `champion`."""
 
 
+def records(project: Project) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder of each run and its record, by the run's key. An unreadable record is left out."""
+    for file in sorted((project.dir / "runs").glob("*/record.json")):
+        with suppress(OSError, ValueError):
+            yield file.parent, json.loads(file.read_text(encoding="utf-8"))
+
+
 def runs(project: Project, versions: Collection[str] | None = None) -> list[RunUse]:
     """Runs that used these dataset versions (all when None), oldest first. An unreadable record is left out."""
     found = []
-    for file in sorted((project.dir / "runs").glob("*/record.json")):
+    for folder, record in records(project):
         try:
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             run = RunUse(
                 str(record["run_key"]),
                 str(record["run_id"]),
                 str(record["dataset_version"]),
                 str(record["created"]),
-                _trained(project, file.parent, record),
+                _trained(project, folder, record),
             )
         except (OSError, ValueError, KeyError, TypeError):
             continue

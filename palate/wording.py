@@ -1,4 +1,4 @@
-"""How numbers of things are said."""
+"""How numbers of things and long texts are said in a line."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ def counted(n: int, noun: str, plural: str = "") -> str:
         plural: what several are called; by default the noun with an s.
     """
     return f"{n} {noun if n == 1 else plural or noun + 's'}"
+
+
+def flat(text: object, length: int = 200) -> str:
+    """A text in one line, cut where it is too long."""
+    line = " ".join(str(text or "").split())
+    return line if len(line) <= length else line[: length - 1] + "…"

@@ -36,7 +36,7 @@ _BATCHES = "#"
 
 Bundle = tuple[EventFile, ...]
 """Files of the events table, of one kind, that are worked on at once."""
-_BUNDLE_FILES = 1_000
+_BUNDLE_FILES, _BUNDLE_ROWS = 1_000, _BATCH_ROWS // 2
 
 
 def bundled(files: Iterable[EventFile]) -> list[Bundle]:
@@ -48,13 +48,14 @@ def bundled(files: Iterable[EventFile]) -> list[Bundle]:
     by_kind = sorted(files, key=lambda file: file.kind)
     for _, same in groupby(by_kind, key=lambda file: file.kind):
         held: list[EventFile] = []
+        rows = 0
         for file in same:
-            if held and (
-                len(held) == _BUNDLE_FILES or sum(f.rows for f in held) + file.rows > _BATCH_ROWS // 2
-            ):
+            full = len(held) == _BUNDLE_FILES or rows + file.rows > _BUNDLE_ROWS
+            if held and full:
                 bundles.append(tuple(held))
-                held = []
+                held, rows = [], 0
             held.append(file)
+            rows += file.rows
         bundles.append(tuple(held))
     return bundles
 
@@ -105,7 +106,7 @@ def read_bundle(files: Bundle) -> Iterator[pa.Table]:
     for table in (table for file in files for table in read_events(file)):
         held.append(table)
         rows, size = rows + table.num_rows, size + table.nbytes
-        if rows >= _BATCH_ROWS // 2 or size >= _BATCH_BYTES // 2:
+        if rows >= _BUNDLE_ROWS or size >= _BATCH_BYTES // 2:
             yield _as_one(held)
             held, rows, size = [], 0, 0
     if held:

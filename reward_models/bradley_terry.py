@@ -6,8 +6,6 @@ chosen by cross-validation over prompts, so that a small data set gives a cautio
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_models import ties
+from reward_models import model_files, ties
 from reward_models.features import NAMES
 from reward_models.projection import Projection
 from reward_models.representation import represent
-from reward_models.scorer import Chat, NotEnoughVotes, RewardModelError, Rewards
+from reward_models.scorer import Chat, NotEnoughVotes, Rewards
+from reward_models.votes_of_rows import replies_of, unlearned, votes_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,10 +92,7 @@ class BradleyTerry:
         """Rewards of B completions; this model has one taste for everybody, so `user_ids` changes nothing."""
         if not completions:
             return Rewards(np.zeros(0), np.zeros(0))
-        raw = represent(
-            self.base, prompts, completions, max_tokens=self.config.max_tokens, cache_dir=self.cache_dir
-        )
-        x = self.projection(raw)
+        x = self.projection(self._raw(prompts, completions))
         variance = np.einsum("bi,ij,bj->b", x, self.fitted.covariance, x)
         return Rewards(x @ self.fitted.weights, np.sqrt(np.maximum(variance, 0)))
 
@@ -113,47 +109,42 @@ class BradleyTerry:
 
         Projection and ridge stay; only rows that are new are embedded. Rows already learned change nothing.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        known = pc.is_in(rows["preference_id"], pa.array(sorted(self.trained_on), pa.string()))
-        new = _counted(rows.filter(pc.invert(known)))
+        new = _pairs(unlearned(rows, self.trained_on))
         if not new.num_rows:
             return self
-        votes = self.votes.and_(_votes(new, self.projection(self._represent(new))))
+        vectors = self._raw(*replies_of(new))
+        votes = self.votes.and_(_votes(new, vectors, self.projection))
         fitted = votes.fit(self.ridge, start=self.fitted)
         learned = self.trained_on | frozenset(new["preference_id"].to_pylist())
         return replace(self, fitted=fitted, votes=votes, trained_on=learned)
 
-    def _represent(self, rows: pa.Table) -> np.ndarray:
-        return _raw(self.config, rows, self.base, self.cache_dir)
+    def _raw(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
+        return represent(
+            self.base, prompts, completions, max_tokens=self.config.max_tokens, cache_dir=self.cache_dir
+        )
 
     def save(self, directory: Path) -> None:
         """Write `reward_model.json` and `weights.npz`; the JSON, written last, makes it loadable."""
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "reward_model.json").unlink(missing_ok=True)
-        partial = directory / "weights.partial.npz"
-        arrays = {
-            **self.projection.arrays(),
-            "weights": self.fitted.weights,
-            "covariance": self.fitted.covariance,
-            "difference": self.votes.difference,
-            "outcome": self.votes.outcome,
-            "weight": self.votes.weight,
-        }
-        np.savez(partial, allow_pickle=False, **arrays)
-        partial.replace(directory / "weights.npz")
-        about = {
-            "method": "bradley_terry",
-            "config": self.config.model_dump(mode="json"),
-            "log_nu": self.fitted.log_nu,
-            "ridge": self.ridge,
-            "trained_on": sorted(self.trained_on),
-            "feature_weights": self.explain(),
-        }
-        partial_json = directory / "reward_model.partial"
-        partial_json.write_text(json.dumps(about, indent=1))
-        partial_json.replace(directory / "reward_model.json")
+        with model_files.writing(directory) as about:
+            model_files.write_arrays(
+                directory,
+                {
+                    **self.projection.arrays(),
+                    "weights": self.fitted.weights,
+                    "covariance": self.fitted.covariance,
+                    "difference": self.votes.difference,
+                    "outcome": self.votes.outcome,
+                    "weight": self.votes.weight,
+                },
+            )
+            about |= {
+                "method": "bradley_terry",
+                "config": self.config.model_dump(mode="json"),
+                "log_nu": self.fitted.log_nu,
+                "ridge": self.ridge,
+                "trained_on": sorted(self.trained_on),
+                "feature_weights": self.explain(),
+            }
 
 
 def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyTerry:
@@ -162,26 +153,18 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyT
     Raises:
         RewardModelError: files are missing or unreadable.
     """
-    try:
-        about = json.loads((directory / "reward_model.json").read_text())
-        with np.load(directory / "weights.npz") as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        fitted = ties.Fit(arrays["weights"], about["log_nu"], arrays["covariance"])
-        config = Config.model_validate(about["config"])
+    with model_files.reading(directory) as about:
+        arrays = model_files.read_arrays(directory)
         return BradleyTerry(
             base,
-            config,
+            Config.model_validate(about["config"]),
             Projection(arrays["center"], arrays["axes"], arrays["scale"]),
-            fitted,
+            ties.Fit(arrays["weights"], about["log_nu"], arrays["covariance"]),
             Votes(arrays["difference"], arrays["outcome"], arrays["weight"]),
             about["ridge"],
             frozenset(about["trained_on"]),
             cache_dir,
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise RewardModelError(
-            "The reward model cannot be read.", got=directory, next_step="palate train"
-        ) from error
 
 
 def fit(
@@ -198,7 +181,7 @@ def fit(
     Raises:
         NotEnoughVotes: fewer than `min_rows` paired rows.
     """
-    rows = _counted(rows)
+    rows = _pairs(unlearned(rows, ()))
     if rows.num_rows < config.min_rows:
         raise NotEnoughVotes(
             "Too few paired preference rows to fit a reward model.",
@@ -206,45 +189,27 @@ def fit(
             allowed=f"at least {config.min_rows} ([reward.bradley_terry] min_rows)",
             next_step="collect more votes or edits, then run again",
         )
-    raw = _raw(config, rows, base, cache_dir, progress)
-    projection = Projection.fit(raw, config.components)
-    votes = _votes(rows, projection(raw))
+    vectors = represent(
+        base, *replies_of(rows), max_tokens=config.max_tokens, cache_dir=cache_dir, progress=progress
+    )
+    projection = Projection.fit(vectors, config.components)
+    votes = _votes(rows, vectors, projection)
     ridge = _choose_ridge(config, votes, rows["prompt_key"].to_pylist(), seed)
     fitted = votes.fit(ridge)
     ids = frozenset(rows["preference_id"].to_pylist())
     return BradleyTerry(base, config, projection, fitted, votes, ridge, ids, cache_dir)
 
 
-def _counted(rows: pa.Table) -> pa.Table:
-    """The rows that a fit sees: pairs that weigh something, in an order that depends on nothing else."""
+def _pairs(rows: pa.Table) -> pa.Table:
+    """Those of the rows that are pairs, in an order that depends on nothing else."""
     import pyarrow.compute as pc
 
-    return rows.filter(pc.field("rejected").is_valid() & (pc.field("weight") > 0)).sort_by("preference_id")
+    return rows.filter(pc.is_valid(rows["rejected"])).sort_by("preference_id")
 
 
-def _raw(
-    config: Config,
-    rows: pa.Table,
-    base: Path,
-    cache_dir: Path | None,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """(2 N, E + F) raw vectors of all chosen replies, then of all rejected ones."""
-    prompts = rows["prompt"].to_pylist()
-    texts = rows["chosen"].to_pylist() + rows["rejected"].to_pylist()
-    return represent(
-        base, prompts + prompts, texts, max_tokens=config.max_tokens, cache_dir=cache_dir, progress=progress
-    )
-
-
-def _votes(rows: pa.Table, x: np.ndarray) -> Votes:
-    """Half of the pairs are presented the other way round: outcomes are balanced and no constant can creep in."""
-    n = rows.num_rows
-    flip = np.array([int(i[:8], 16) % 2 == 1 for i in rows["preference_id"].to_pylist()], dtype=bool)
-    difference = np.where(flip[:, None], x[n:] - x[:n], x[:n] - x[n:])
-    tie = rows["margin"].to_numpy() == 0
-    outcome = np.where(tie, ties.TIE, np.where(flip, ties.LOSS, ties.WIN))
-    return Votes(difference, outcome, rows["weight"].to_numpy().astype(np.float64))
+def _votes(rows: pa.Table, vectors: np.ndarray, projection: Projection) -> Votes:
+    votes = votes_of(rows, vectors, projection)
+    return Votes(votes.x, votes.outcome, votes.weight)
 
 
 def _choose_ridge(config: Config, votes: Votes, prompt_keys: list[str], seed: int) -> float:

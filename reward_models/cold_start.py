@@ -20,7 +20,7 @@ import numpy as np
 
 from reward_models.personal import Personal
 from reward_models.scorer import RewardModelError
-from reward_models.taste import Belief, curvature, expected_entropy, expected_probabilities
+from reward_models.taste import Belief, curvature, expected_entropy, expected_probabilities, predictors_of
 from reward_models.votes_of_rows import Given
 
 
@@ -79,7 +79,8 @@ def next_questions(
     asked: list[Question] = []
     open_pairs = np.ones(len(design), dtype=bool)
     while len(asked) < min(count, len(design)):
-        mean, spread = _predictors(belief, design, offset)
+        mean, spread = predictors_of(belief, design)
+        mean = mean + offset
         tells = np.where(open_pairs, information(mean, spread), -1.0)
         best = int(np.argmax(tells))
         probabilities = expected_probabilities(mean[best : best + 1], spread[best : best + 1])[0]
@@ -87,11 +88,6 @@ def next_questions(
         open_pairs[best] = False
         belief = _narrowed(belief, design[best], mean[best])
     return asked
-
-
-def _predictors(belief: Belief, design: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    mean = offset + design @ belief.mean
-    return mean, design @ belief.covariance @ design.transpose(0, 2, 1)
 
 
 def _narrowed(belief: Belief, design: np.ndarray, at: np.ndarray) -> Belief:

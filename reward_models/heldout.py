@@ -40,8 +40,7 @@ class Heldout:
     @property
     def log_loss(self) -> np.ndarray:
         """(N,) negative log-likelihood in nats over the three outcomes."""
-        p = self.probabilities[np.arange(len(self.outcome)), self.outcome]
-        return -np.log(np.maximum(p, 1e-12))
+        return ties.outcome_loss(self.probabilities, self.outcome)
 
     @property
     def p_first_given_decided(self) -> np.ndarray:

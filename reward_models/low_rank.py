@@ -21,18 +21,18 @@ is B = V_R L_R^(1/2), under which z has unit variance.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_models.taste import Belief, expected_probabilities, posterior, posteriors
-from reward_models.ties import NO_TIES
+from reward_models.taste import Belief, expected_probabilities, posterior, posteriors, predictors_of
+from reward_models.ties import NO_TIES, outcome_loss
 
-FIRST, TIES, TIES_BY_LENGTH = "first", "ties", "ties_by_length"
-HABITS = (FIRST, TIES, TIES_BY_LENGTH)
+HABITS = ("first", "ties", "ties_by_length")
 """Lean to what is shown first (on d), readiness for ties (on t), and how a difference in length changes it (on t)."""
-SHARED_EXTRA = ("first", "ties", "ties_by_length", "ties_by_distance")
+SHARED_EXTRA = (*HABITS, "ties_by_distance")
 
 
 class LowRankConfig(BaseModel):
@@ -94,24 +94,30 @@ class Votes:
 
     def shared_design(self) -> np.ndarray:
         """(N, 2, D + 4) of the shared effects: w, then `SHARED_EXTRA`."""
-        n, d = self.x.shape
-        design = np.zeros((n, 2, d + len(SHARED_EXTRA)))
-        design[:, 0, :d] = self.x
-        design[:, 0, d] = self.sided
-        design[:, 1, d + 1] = self.can_tie
-        design[:, 1, d + 2] = self.can_tie * np.abs(self.log_words)
-        design[:, 1, d + 3] = self.can_tie * np.sqrt((self.x**2).mean(axis=1))
-        return design
+        distance = np.zeros((len(self.x), 2, 1))
+        distance[:, 1, 0] = self.can_tie * np.sqrt((self.x**2).mean(axis=1))
+        return np.concatenate([self._design(self.x), distance], axis=2)
 
     def personal_design(self, basis: np.ndarray) -> np.ndarray:
         """(N, 2, R + 3) of a person's effects: z, then `HABITS`."""
-        n, r = len(self.x), basis.shape[1]
-        design = np.zeros((n, 2, r + len(HABITS)))
-        design[:, 0, :r] = self.x @ basis
-        design[:, 0, r] = self.sided
-        design[:, 1, r + 1] = self.can_tie
-        design[:, 1, r + 2] = self.can_tie * np.abs(self.log_words)
+        return self._design(self.x @ basis)
+
+    def _design(self, columns: np.ndarray) -> np.ndarray:
+        """(N, 2, C + 3) of columns (N, C) on the reward difference, then `HABITS`."""
+        n, c = columns.shape
+        design = np.zeros((n, 2, c + len(HABITS)))
+        design[:, 0, :c] = columns
+        design[:, 0, c] = self.sided
+        design[:, 1, c + 1] = self.can_tie
+        design[:, 1, c + 2] = self.can_tie * np.abs(self.log_words)
         return design
+
+    def by_person(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Each person's code and the rows of their votes, in their order."""
+        order = np.argsort(self.user, kind="stable")
+        order = order[self.user[order] >= 0]
+        people, first = np.unique(self.user[order], return_index=True)
+        return zip(people.tolist(), np.split(order, first[1:]) if len(people) else [], strict=True)
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,15 @@ class LowRank:
         return np.asarray(votes.base() + votes.shared_design() @ self.shared.mean)
 
     def predict(self, votes: Votes, belief: Belief | None) -> np.ndarray:
-        """(N, 3) probabilities for votes of one person, or of nobody in particular: the shared taste alone."""
-        design = votes.shared_design()
-        mean = votes.base() + design @ self.shared.mean
-        spread = np.einsum("nik,kl,njl->nij", design, self.shared.covariance, design)
+        """(N, 3) probabilities for votes of one person, or of nobody in particular: the shared taste alone.
+
+        `belief` may also be one for each vote, stacked as `taste.predictors_of` takes them.
+        """
+        mean, spread = predictors_of(self.shared, votes.shared_design())
+        mean = mean + votes.base()
         if belief is not None:
-            own = votes.personal_design(self.basis)
-            mean = mean + own @ belief.mean
-            spread = spread + np.einsum("nik,kl,njl->nij", own, belief.covariance, own)
+            own, own_spread = predictors_of(belief, votes.personal_design(self.basis))
+            mean, spread = mean + own, spread + own_spread
         return expected_probabilities(mean, spread)
 
     def learn(self, votes: Votes, prior: Belief) -> Belief:
@@ -229,3 +236,45 @@ def _group_means(known: np.ndarray, theta: np.ndarray, people: float) -> np.ndar
     """(G, K) ridge regression of people's effects on what is known of them; `people` is the ridge."""
     gram = known.T @ known + people * np.eye(known.shape[1])
     return np.linalg.solve(gram, known.T @ theta)
+
+
+def choose_trust(
+    votes: Votes, known: np.ndarray, config: LowRankConfig, trusts: Sequence[float], seed: int
+) -> float:
+    """The factor on what is personal that predicts people who were not fitted best, before and after some votes.
+
+    Half of the people are fitted and the other half predicted, both ways. The shared taste alone wins ties.
+
+    Args:
+        votes, known, config: as of `fit`.
+        trusts: those tried.
+        seed: of the division.
+    """
+    everybody = list(votes.by_person())
+    half = np.random.default_rng(seed).permutation(len(known)) % 2
+    losses = np.zeros(len(trusts))
+    for side in (0, 1):
+        inside = (votes.user < 0) | (half[votes.user] == side)
+        fitted = fit(votes.take(np.flatnonzero(inside)), known, config)
+        for person, rows in everybody:
+            if half[person] == side:
+                continue
+            own = votes.take(rows)
+            for i, trust in enumerate(trusts):
+                losses[i] += _forward_loss(replace(fitted, trust=trust), own, known[person])
+    best = int(np.argmin(losses))
+    worth = losses[best] < losses[int(np.argmin(np.abs(trusts)))]
+    return trusts[best] if worth else 0.0
+
+
+def _forward_loss(taste: LowRank, own: Votes, known: np.ndarray) -> float:
+    """Mean log-loss of a person's votes, each predicted from those before it in blocks that double."""
+    if taste.trust == 0:
+        return float(outcome_loss(taste.predict(own, None), own.outcome).mean())
+    belief, done, total = taste.prior(known), 0, 0.0
+    while done < len(own.outcome):
+        block = own.take(np.arange(done, min(2 * done + 1, len(own.outcome))))
+        total += float(outcome_loss(taste.predict(block, belief), block.outcome).sum())
+        done += len(block.outcome)
+        belief = taste.learn(own.take(np.arange(done)), taste.prior(known))
+    return total / len(own.outcome)

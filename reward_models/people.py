@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,16 +88,15 @@ def read(path: Path) -> dict[str, Person]:
     return dict(_people(pq.read_table(path, schema=SCHEMA).to_pylist()))
 
 
-def _people(rows: Iterable[dict[str, object]]) -> Iterable[tuple[str, Person]]:
+def _people(rows: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Person]]:
     for row in rows:
         mean = np.asarray(row["mean"], dtype=np.float64)
         covariance = np.asarray(row["covariance"], dtype=np.float64).reshape(len(mean), len(mean))
         known = np.asarray(row["known"], dtype=np.float64)
         yield (
-            str(row["user_id"]),
+            row["user_id"],
             Person(
                 Belief(mean, covariance), known,
-                int(str(row["votes"])), int(str(row["first_event_us"])), int(str(row["last_event_us"])),
-                tuple(map(str, row["rows"])),  # type: ignore[call-overload]
+                row["votes"], row["first_event_us"], row["last_event_us"], tuple(row["rows"]),
             ),
         )  # fmt: skip

@@ -86,19 +86,27 @@ def method(name: str) -> object:
     return importlib.import_module(f"reward_models.{name}")
 
 
+def method_in(directory: Path) -> str:
+    """Name of the reward model that `save` wrote there.
+
+    Raises:
+        RewardModelError: the directory holds no reward model.
+    """
+    try:
+        return str(json.loads((directory / "reward_model.json").read_text())["method"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RewardModelError(
+            "The directory holds no readable reward model.", got=directory, next_step="palate train"
+        ) from error
+
+
 def load(directory: Path, base: Path, cache_dir: Path | None = None) -> Scorer:
     """Load a reward model that `save` wrote; `cache_dir` keeps embeddings between calls.
 
     Raises:
         RewardModelError: the directory holds no reward model.
     """
-    try:
-        name = json.loads((directory / "reward_model.json").read_text())["method"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RewardModelError(
-            "The directory holds no readable reward model.", got=directory, next_step="palate train"
-        ) from error
-    scorer: Scorer = method(name).load(directory, base, cache_dir)  # type: ignore[attr-defined]
+    scorer: Scorer = method(method_in(directory)).load(directory, base, cache_dir)  # type: ignore[attr-defined]
     return scorer
 
 

@@ -102,6 +102,17 @@ def predictors(
     return mean, spread
 
 
+def predictors_of(belief: Belief, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means (N, 2) and covariances (N, 2, 2) of (d, t) for N votes with designs (N, 2, K).
+
+    Args:
+        belief: about all of them; or one for each, stacked: mean (N, K), covariance (N, K, K).
+        designs: of the votes.
+    """
+    mean = (designs @ belief.mean[..., None])[..., 0]
+    return mean, designs @ belief.covariance @ designs.transpose(0, 2, 1)
+
+
 def updated(
     beliefs: Sequence[Belief],
     designs: Sequence[np.ndarray],

@@ -115,7 +115,12 @@ def _curvature(x: np.ndarray, weight: np.ndarray, p: np.ndarray, precision: np.n
     return curvature + np.diag(precision)
 
 
+def outcome_loss(p: np.ndarray, outcome: np.ndarray) -> np.ndarray:
+    """(N,) negative log-likelihood in nats of outcomes whose probabilities (N, 3) were told."""
+    return np.asarray(-np.log(np.maximum(p[np.arange(len(outcome)), outcome], 1e-12)))
+
+
 def log_loss(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray, fitted: Fit) -> float:
     """Weighted mean negative log-likelihood, in nats."""
-    p = probabilities(x @ fitted.weights, fitted.log_nu)[np.arange(len(x)), outcome]
-    return float(-(weight * np.log(np.maximum(p, 1e-12))).sum() / max(weight.sum(), 1e-12))
+    losses = outcome_loss(probabilities(x @ fitted.weights, fitted.log_nu), outcome)
+    return float((weight * losses).sum() / max(weight.sum(), 1e-12))

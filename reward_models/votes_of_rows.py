@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,9 +16,6 @@ from reward_models.scorer import Chat
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Raw = Callable[[Sequence[Chat], Sequence[str]], np.ndarray]
-"""Prompts and replies to raw vectors (B, E + F)."""
-
 
 class Given(NamedTuple):
     """Pairs that are to be compared."""
@@ -28,10 +25,15 @@ class Given(NamedTuple):
     second: Sequence[str]
 
 
-def given_votes(pairs: Given, raw: Raw, projection: Projection) -> Votes:
-    """Pairs whose winner is asked for; their outcomes mean nothing."""
+def given_votes(pairs: Given, vectors: np.ndarray, projection: Projection) -> Votes:
+    """Pairs whose winner is asked for; their outcomes mean nothing.
+
+    Args:
+        pairs: N of them.
+        vectors: (2 N, E + F) raw, of all first replies, then of all second ones.
+        projection: standardises them.
+    """
     n = len(pairs.prompts)
-    vectors = raw([*pairs.prompts, *pairs.prompts], [*pairs.first, *pairs.second])
     x, words = projection(vectors), _log_words(vectors)
     return Votes(
         x[:n] - x[n:], words[:n] - words[n:], np.zeros(n, int), np.full(n, -1), np.ones(n),
@@ -39,7 +41,26 @@ def given_votes(pairs: Given, raw: Raw, projection: Projection) -> Votes:
     )  # fmt: skip
 
 
-def votes_of(rows: pa.Table, raw: Raw, projection: Projection, codes: Mapping[str, int]) -> Votes:
+def unlearned(rows: pa.Table, learned: Collection[str]) -> pa.Table:
+    """The rows that weigh something and are not among those a model has learned, by `preference_id`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = pc.is_in(rows["preference_id"], pa.array(sorted(learned), pa.string()))
+    return rows.filter(pc.and_(pc.invert(known), pc.greater(rows["weight"], 0)))
+
+
+def replies_of(rows: pa.Table) -> tuple[list[Chat], list[str]]:
+    """Prompts and replies that rows are about: all chosen ones, then the rejected ones of pairs."""
+    columns = rows.select(["prompt", "chosen", "rejected"]).to_pydict()
+    pairs = [i for i, text in enumerate(columns["rejected"]) if text is not None]
+    prompts = [*columns["prompt"], *(columns["prompt"][i] for i in pairs)]
+    return prompts, [*columns["chosen"], *(columns["rejected"][i] for i in pairs)]
+
+
+def votes_of(
+    rows: pa.Table, vectors: np.ndarray, projection: Projection, codes: Mapping[str, int] | None = None
+) -> Votes:
     """One vote for each row, in their order.
 
     A pair is presented one way or the other by its id, so that outcomes are balanced and no constant can creep in. A
@@ -47,21 +68,15 @@ def votes_of(rows: pa.Table, raw: Raw, projection: Projection, codes: Mapping[st
 
     Args:
         rows: in PREFERENCES.
-        raw: makes vectors of replies.
+        vectors: (B, E + F) raw, of `replies_of(rows)`.
         projection: standardises them.
         codes: of the people that are told apart; others are -1.
     """
-    columns = rows.select(
-        ["preference_id", "prompt", "chosen", "rejected", "label", "margin", "weight", "user_id"]
-    ).to_pydict()
+    columns = rows.select(["preference_id", "rejected", "label", "margin", "weight", "user_id"]).to_pydict()
     n = rows.num_rows
     paired = np.array([text is not None for text in columns["rejected"]], dtype=bool)
     flip = paired & np.array([int(i[:8], 16) % 2 == 1 for i in columns["preference_id"]], dtype=bool)
     seconds = np.flatnonzero(paired)
-    vectors = raw(
-        [*columns["prompt"], *(columns["prompt"][i] for i in seconds)],
-        [*columns["chosen"], *(columns["rejected"][i] for i in seconds)],
-    )
     x, words = projection(vectors), _log_words(vectors)
     difference, longer = x[:n].copy(), np.zeros(n)
     difference[seconds] -= x[n:]
@@ -71,7 +86,7 @@ def votes_of(rows: pa.Table, raw: Raw, projection: Projection, codes: Mapping[st
     tie = paired & (np.array([m if m is not None else 1.0 for m in columns["margin"]]) == 0)
     first_won = np.where(paired, ~flip, liked)
     outcome = np.where(tie, ties.TIE, np.where(first_won, ties.WIN, ties.LOSS))
-    user = np.array([-1 if u is None else codes.get(u, -1) for u in columns["user_id"]], dtype=int)
+    user = np.array([(codes or {}).get(u, -1) for u in columns["user_id"]], dtype=int)
     weight = np.asarray(columns["weight"], dtype=np.float64)
     return Votes(
         difference * sign[:, None], longer * sign, outcome, user, weight,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
-from palate.wording import counted
+from palate.wording import counted, flat
 
 if TYPE_CHECKING:
     from palate.console import Out
@@ -74,7 +74,7 @@ def _arrivals(out: Out, found: Story, files: dict[str, str | None]) -> None:
     last = found.arrivals[-1]
     out.head(f"{last.kind.replace('_', ' ')} {found.event_id}")
     if last.said:
-        out.say(_flat(last.said))
+        out.say(flat(last.said))
     for number, arrival in enumerate(found.arrivals, 1):
         rows: list[tuple[str, object]] = [
             ("received", f"{arrival.ingest_time:%Y-%m-%d %H:%M:%S} UTC"),
@@ -93,7 +93,7 @@ def _verdict(arrival: Arrival) -> list[tuple[str, object]]:
     """Whether it is an event, and where it ended."""
     rows: list[tuple[str, object]] = []
     if arrival.kind == "dead_letter":
-        rows.append(("validated", f"no: {_flat(arrival.detail or arrival.fate_reason or '')}"))
+        rows.append(("validated", f"no: {flat(arrival.detail or arrival.fate_reason or '')}"))
     else:
         rows.append(("validated", "yes"))
     rows.append(("fate", f"{arrival.fate} ({arrival.fate_reason})" if arrival.fate_reason else arrival.fate))
@@ -109,7 +109,7 @@ def _joins(out: Out, found: Story) -> None:
             "Joined with",
             ["", "event", "what it says"],
             [
-                (r.relation, r.event_id, _flat(r.said, 70) if r.arrived else "has not arrived")
+                (r.relation, r.event_id, flat(r.said, 70) if r.arrived else "has not arrived")
                 for r in found.related
             ],
         )
@@ -125,8 +125,8 @@ def _datasets(out: Out, found: Story) -> None:
                     row.preference_id[:12],
                     row.rule,
                     row.split,
-                    _flat(row.chosen, 40),
-                    _flat(row.rejected, 40) if row.rejected is not None else _unpaired(row.label),
+                    flat(row.chosen, 40),
+                    flat(row.rejected, 40) if row.rejected is not None else _unpaired(row.label),
                     " ".join(row.versions),
                 )
                 for row in found.rows[:20]
@@ -176,8 +176,3 @@ def _training(out: Out, runs: list[RunUse], models: list[ModelUse], used: bool) 
                 for m in models
             ],
         )
-
-
-def _flat(text: Any, length: int = 200) -> str:
-    flat = " ".join(str(text or "").split())
-    return flat if len(flat) <= length else flat[: length - 1] + "…"

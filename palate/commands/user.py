@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palate.commands.options import ConfigOption, JsonOption, SetOption, open_context
-from palate.wording import counted
+from palate.wording import counted, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,16 +56,11 @@ def show(
 
 def _document(found: Beliefs, user_id: str, person: Person) -> dict[str, Any]:
     own, everybody = found.model.explain(person.belief), found.model.explain()
-    features = [
-        {
-            "feature": name,
-            "reward": own[name][0],
-            "std": own[name][1],
-            "everybody": everybody[name][0],
-        }
+    features: list[dict[str, Any]] = [
+        {"feature": name, "reward": own[name][0], "std": own[name][1], "everybody": everybody[name][0]}
         for name in own
     ]
-    features.sort(key=lambda f: abs(f["reward"] - f["everybody"]), reverse=True)  # type: ignore[operator]
+    features.sort(key=lambda f: abs(f["reward"] - f["everybody"]), reverse=True)
     return {
         "user_id": user_id,
         "votes": person.votes,
@@ -125,8 +120,8 @@ def _print(out: Out, about: dict[str, Any]) -> None:
                 f"{row['event_time']:%Y-%m-%d %H:%M}" if row["event_time"] else "–",
                 row["rule"],
                 _said(row),
-                _flat(row["chosen"]),
-                _flat(row["rejected"]),
+                flat(row["chosen"], 40),
+                flat(row["rejected"] or "–", 40),
                 ", ".join(row["evidence"]),
             )
             for row in about["evidence"]
@@ -138,11 +133,6 @@ def _said(row: dict[str, Any]) -> str:
     if row["rejected"] is None:
         return "liked" if row["label"] else "disliked"
     return "tie" if row["margin"] == 0 else "prefers"
-
-
-def _flat(text: str | None) -> str:
-    flat = " ".join((text or "–").split())
-    return flat if len(flat) <= 40 else flat[:39] + "…"
 
 
 def next_question(

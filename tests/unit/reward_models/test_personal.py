@@ -84,6 +84,12 @@ def test_a_newcomer_is_understood_after_a_few_votes_and_nobody_else_changes(
     assert after.score([PROMPT], [LONG], ["new"]).std[0] < fitted.score([PROMPT], [LONG], ["new"]).std[0]
 
 
+def test_where_nothing_is_new_nothing_is_done(fitted: personal.Personal) -> None:
+    assert fitted.learn(table(opposed(20, 12))) is fitted
+    assert fitted.learn(table([])) is fitted
+    assert fitted.learn(table(opposed(1, 2, first=30_000, user_id=None))) is fitted
+
+
 def test_one_vote_at_a_time_is_close_to_all_at_once(fitted: personal.Personal) -> None:
     one_by_one = replace(fitted, people={}, trained_on=frozenset()).learn(table(opposed(20, 12)))
     for name in ("user-00", "user-01"):
