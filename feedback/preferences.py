@@ -55,6 +55,7 @@ REASONS: dict[str, str] = {
     "not_the_asker": "a retry by somebody who had not asked",
     "no_later_reply": "no later reply that was kept",
     "no_counterpart": "nothing to compare it with",
+    "says_nothing": "a next message that says neither thanks nor complaint",
     "no_rule": "no rule reads this kind",
     "session_level": "it is about a whole session, which no rule reads",
     "feedback_made_no_row": "an interaction whose feedback made no row",
@@ -72,7 +73,9 @@ class PreferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    rules: tuple[str, ...] = ("vote", "thumbs", "edit", "retry", "rating", "unpaired")
+    rules: tuple[str, ...] = (
+        "vote", "thumbs", "edit", "retry", "rating", "unpaired", "copy", "share", "next_message",
+    )  # fmt: skip
     """Rules to apply, by name or as module:object."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of rules, by the rule's name; what each has is in its own Config."""

@@ -24,6 +24,7 @@ from pipelines.kafka.settings import is_url
 from pipelines.maintain import MaintainConfig
 from pipelines.runner import RunnerConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
+from reward_models.ensemble import Config as EnsembleConfig
 from reward_models.personal import Config as PersonalConfig
 from reward_models.preference_lm import Config as PreferenceLMConfig
 from reward_models.scorer import methods
@@ -89,14 +90,16 @@ class Reward(BaseModel):
     model_config = FROZEN
 
     method: str = "bradley_terry"
-    """`bradley_terry` (one taste, seconds), `personal` (the same, and each person's own) or `preference_lm` (a full
-    fine-tuned reward model)."""
+    """`bradley_terry` (one taste, seconds), `personal` (the same, and each person's own), `preference_lm` (a full
+    fine-tuned reward model) or `ensemble` (several of one of them, for how sure a reward is)."""
     bradley_terry: BradleyTerryConfig = BradleyTerryConfig()
     """Settings of the fast model."""
     personal: PersonalConfig = PersonalConfig()
     """Settings of the personal model."""
     preference_lm: PreferenceLMConfig = PreferenceLMConfig()
     """Settings of the full model."""
+    ensemble: EnsembleConfig = EnsembleConfig()
+    """Settings of the ensemble; its members have their own below it."""
 
 
 class Train(BaseModel):
@@ -278,6 +281,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values["gates"] = _default_gates()
     if path[:2] == ["population", "asks"]:
         values.setdefault("population", {}).setdefault("asks", PopulationConfig().asks.copy())
+    if path == ["reward", "preference_lm", "objectives"]:
+        own = values.setdefault("reward", {}).setdefault("preference_lm", {})
+        own.setdefault("objectives", PreferenceLMConfig().objectives.copy())
     place = values
     for part in path:
         place = place.setdefault(part, {})

@@ -1,13 +1,12 @@
-"""Full reward model: the base language model with a scalar head, fine-tuned with LoRA (TRL RewardTrainer).
+"""Full reward model: the base language model with a head for each objective, fine-tuned with LoRA (TRL RewardTrainer).
 
-Loss per pair: -log sigmoid(r_chosen - r_rejected) plus `center` * (r_chosen + r_rejected)^2.
-Source: Ouyang et al. 2022 (arXiv 2203.02155), eq. 1; centring: Eisenstein et al. 2023 (arXiv 2312.09244),
-eq. 2.
+Every pair trains the head of its own objective (`preference_heads` has the loss); what a reply is worth is the sum of
+its objectives' rewards by the weights of the settings.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reward_models import ties
+from reward_models import model_files, ties
 from reward_models.hardware import fast_bf16
-from reward_models.scorer import Chat, NotEnoughVotes, RewardModelError, Rewards
+from reward_models.preference_heads import heads_collator, heads_trainer, to_trl
+from reward_models.scorer import Chat, RewardModelError, Rewards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,8 +42,30 @@ class Config(BaseModel):
     """Rank of the adapter."""
     center: float = Field(default=0.01, ge=0)
     """Weight that keeps rewards around zero."""
+    margin_scale: float = Field(default=0.0, ge=0)
+    """Log-odds by which the better reply of a clear win should win beyond being preferred; less clear ones in
+    proportion. Above 0 a reward is no longer the log-odds of being preferred, and probabilities are too sure."""
+    objectives: dict[str, float] = Field(default_factory=lambda: {"helpful": 1.0})
+    """What replies are judged by, each with a reward of its own, and its weight in the total."""
+    objective_of: dict[str, str] = Field(default_factory=dict)
+    """Objective that a rule's or an agent's rows teach; a rule goes before an agent. All others teach the first."""
     min_rows: int = Field(default=32, ge=2)
-    """With fewer pairs the fit refuses (exit code 4)."""
+    """With fewer pairs of any objective the fit refuses (exit code 4)."""
+
+    @model_validator(mode="after")
+    def _objectives_make_sense(self) -> Config:
+        weights = self.objectives.values()
+        if not all(map(math.isfinite, weights)) or not any(weight > 0 for weight in weights):
+            raise ValueError(
+                f"objectives need finite weights, at least one of them above 0; got {self.objectives}"
+            )
+        unknown = sorted(set(self.objective_of.values()) - set(self.objectives))
+        if unknown:
+            raise ValueError(
+                f"objective_of names what is no objective: {', '.join(unknown)}; "
+                f"known are {', '.join(self.objectives)}"
+            )
+        return self
 
 
 @dataclass
@@ -64,7 +86,16 @@ class PreferenceLM:
         user_ids: Sequence[str | None] | None = None,  # noqa: ARG002 - the protocol of scorers
         agents: Sequence[str | None] | None = None,  # noqa: ARG002
     ) -> Rewards:
-        """Rewards of B completions, read at the last real token; one taste for everybody."""
+        """Rewards of B completions, their objectives' by weight; one taste for everybody."""
+        weights = np.array(list(self.config.objectives.values()))
+        return Rewards(self._heads(prompts, completions) @ weights, np.full(len(completions), np.nan))
+
+    def score_objectives(self, prompts: Sequence[Chat], completions: Sequence[str]) -> dict[str, np.ndarray]:
+        """Each objective's rewards (B,) of B completions, in log-odds of being preferred for its sake."""
+        return dict(zip(self.config.objectives, self._heads(prompts, completions).T, strict=True))
+
+    def _heads(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
+        """(B, K) rewards of B completions, read at the last real token."""
         import torch
 
         template = self.tokenizer.apply_chat_template
@@ -75,7 +106,7 @@ class PreferenceLM:
             for p, c in zip(prompts, completions, strict=True)
         ]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        mean = np.zeros(len(encoded))
+        rewards = np.zeros((len(encoded), len(self.config.objectives)))
         self.model.eval()  # also what a caller gets back: no dropout when scores are asked for
         for start in range(0, len(order), 16):
             batch = order[start : start + 16]
@@ -83,8 +114,8 @@ class PreferenceLM:
                 {"input_ids": [encoded[i] for i in batch]}, padding_side="right", return_tensors="pt"
             ).to(self.model.device)
             with torch.inference_mode():
-                mean[batch] = self.model(**padded).logits[:, 0].float().cpu().numpy()
-        return Rewards(mean, np.full(len(encoded), np.nan))
+                rewards[batch] = self.model(**padded).logits.float().cpu().numpy()
+        return rewards
 
     def probabilities(self, difference: np.ndarray) -> np.ndarray:
         """(N, 3) win, tie, loss."""
@@ -92,21 +123,17 @@ class PreferenceLM:
 
     def save(self, directory: Path) -> None:
         """Write the adapter and `reward_model.json`; the JSON, written last, makes it loadable."""
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "reward_model.json").unlink(missing_ok=True)
-        # This machine's path of the base means nothing elsewhere; `load` is given the base.
-        self.model.peft_config["default"].base_model_name_or_path = "base"
-        self.model.save_pretrained(directory / "adapter", save_embedding_layers=False)
-        (directory / "adapter" / "README.md").unlink(missing_ok=True)
-        about = {
-            "method": "preference_lm",
-            "config": self.config.model_dump(mode="json"),
-            "log_nu": self.log_nu,
-            "trained_on": sorted(self.trained_on),
-        }
-        partial = directory / "reward_model.partial"
-        partial.write_text(json.dumps(about, indent=1))
-        partial.replace(directory / "reward_model.json")
+        with model_files.writing(directory) as about:
+            # This machine's path of the base means nothing elsewhere; `load` is given the base.
+            self.model.peft_config["default"].base_model_name_or_path = "base"
+            self.model.save_pretrained(directory / "adapter", save_embedding_layers=False)
+            (directory / "adapter" / "README.md").unlink(missing_ok=True)
+            about |= {
+                "method": "preference_lm",
+                "config": self.config.model_dump(mode="json"),
+                "log_nu": self.log_nu,
+                "trained_on": sorted(self.trained_on),
+            }
 
 
 def load(directory: Path, base: Path, cache_dir: Path | None = None) -> PreferenceLM:  # noqa: ARG001
@@ -118,17 +145,12 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> Preferen
     from peft import PeftModel
     from safetensors import SafetensorError
 
-    try:
-        about = json.loads((directory / "reward_model.json").read_text())
-        tokenizer, model = _sequence_classifier(base)
-        model = PeftModel.from_pretrained(model, str(directory / "adapter"))
+    with model_files.reading(directory, SafetensorError) as about:
         config = Config.model_validate(about["config"])
+        tokenizer, model = _sequence_classifier(base, len(config.objectives))
+        model = PeftModel.from_pretrained(model, str(directory / "adapter"))
         ids, log_nu = frozenset(about["trained_on"]), float(about["log_nu"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise RewardModelError(
-            "The reward model cannot be read.", got=directory, next_step="palate train"
-        ) from error
-    return PreferenceLM(model, tokenizer, config, ids, log_nu, directory)
+        return PreferenceLM(model, tokenizer, config, ids, log_nu, directory)
 
 
 def fit(
@@ -144,7 +166,7 @@ def fit(
 
     Raises:
         RewardModelError: training diverged.
-        NotEnoughVotes: fewer than `min_rows` decided pairs that fit `max_tokens`.
+        NotEnoughVotes: fewer than `min_rows` decided pairs of an objective that fit `max_tokens`.
     """
     import pyarrow.compute as pc
 
@@ -182,34 +204,14 @@ def _trainer(
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import PrinterCallback, TrainerCallback, set_seed
-    from trl import RewardConfig, RewardTrainer
+    from trl import RewardConfig
 
     set_seed(seed)
-    tokenizer, model = _sequence_classifier(base)
-    examples = [
-        {
-            "prompt": row["prompt"],
-            "chosen": [{"role": "assistant", "content": row["chosen"]}],
-            "rejected": [{"role": "assistant", "content": row["rejected"]}],
-        }
-        for row in decided.select(["prompt", "chosen", "rejected"]).to_pylist()
-    ]
-    template = tokenizer.apply_chat_template
-    fitting = [
-        e
-        for e in examples
-        if all(
-            len(template(e["prompt"] + e[s], tokenize=True, return_dict=False)) <= config.max_tokens
-            for s in ("chosen", "rejected")
-        )
-    ]
-    if len(fitting) < config.min_rows:
-        raise NotEnoughVotes(
-            "Too few decided pairs to fit a reward model.",
-            got=f"{len(fitting)} of {len(examples)} fit {config.max_tokens} tokens",
-            allowed=f"at least {config.min_rows} ([reward.preference_lm] min_rows)",
-            next_step='collect more votes, or set [reward] method = "bradley_terry"',
-        )
+    tokenizer, model = _sequence_classifier(base, len(config.objectives))
+    # TRL's trainer refuses a model of several labels, which its own loss would not know what to do with. The heads
+    # are made by now, and nothing else reads the number.
+    model.config.num_labels = 1
+    examples = to_trl(config, decided, tokenizer)
 
     class Progress(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -222,7 +224,6 @@ def _trainer(
         num_train_epochs=config.epochs,
         per_device_train_batch_size=config.batch_pairs,
         max_length=config.max_tokens,
-        center_rewards_coefficient=config.center or None,
         gradient_checkpointing=torch.cuda.is_available(),
         bf16=fast_bf16(),
         use_cpu=not torch.cuda.is_available(),
@@ -231,6 +232,7 @@ def _trainer(
         disable_tqdm=True,
         seed=seed,
         dataloader_pin_memory=False,
+        remove_unused_columns=False,  # the loss needs `head` and `weight`
     )
     lora = LoraConfig(
         r=config.lora_r,
@@ -239,10 +241,11 @@ def _trainer(
         task_type="SEQ_CLS",
         modules_to_save=["score"],
     )
-    trainer = RewardTrainer(
+    trainer = heads_trainer(config.center)(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(fitting),
+        train_dataset=Dataset.from_list(examples),
+        data_collator=heads_collator(tokenizer.pad_token_id),
         processing_class=tokenizer,
         peft_config=lora,
         callbacks=[Progress()],
@@ -251,15 +254,15 @@ def _trainer(
     return trainer
 
 
-def _sequence_classifier(base: Path) -> tuple[Any, Any]:
+def _sequence_classifier(base: Path, heads: int) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    # One label: with the library's default of two the head would be a classifier by accident.
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    # Said, because with the library's default of two labels the head would be a classifier by accident.
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=heads, dtype=torch.float32)
     model.config.pad_token_id = tokenizer.pad_token_id
     if torch.cuda.is_available():
         model = model.to("cuda")

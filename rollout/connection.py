@@ -98,7 +98,7 @@ def connect(workspace: Path, config: RegistryConfig) -> Registry:
         with _one_at_a_time(home) if artifacts else contextlib.nullcontext():
             experiment_id = _experiment(client, config.experiment, artifacts)
             for name in (config.name, f"{config.name}-decisions"):
-                _registered_model(client, name)
+                ensure_registered_model(client, name)
     except (MlflowException, OSError) as error:
         raise RegistryUnavailable(
             f"MLflow cannot be used: {str(error).splitlines()[0]}",
@@ -162,7 +162,8 @@ def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
     return str(found.experiment_id)
 
 
-def _registered_model(client: MlflowClient, name: str) -> None:
+def ensure_registered_model(client: MlflowClient, name: str) -> None:
+    """Make the registered model unless it is there."""
     from mlflow.exceptions import MlflowException
 
     try:

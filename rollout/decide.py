@@ -6,12 +6,13 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rollout import adapters
 from rollout.aliases import settle
 from rollout.connection import Registry
 from rollout.decisions import Action, Decision, State
 from rollout.errors import RolloutError
 from rollout.log import append
-from rollout.models import fetch_and_check
+from rollout.stored import fetch_and_check
 from rollout.versions import ModelVersionInfo
 
 _LONGEST_TEXT = 4_000
@@ -51,7 +52,9 @@ def decide(
     reason = clean_text(reason, "reason")
     registry.adapters_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=registry.adapters_dir, prefix=".check-") as folder:
-        fetch_and_check(registry, target.model_id, target.adapter_sha256, Path(folder) / "adapter")
+        fetch_and_check(
+            registry, target.model_id, target.adapter_sha256, Path(folder) / "adapter", adapters.check
+        )
     decision = Decision(
         entry=1,
         action=action,

@@ -113,7 +113,6 @@ def version_tags(
     taken = sorted(key for key in extra or {} if key in RESERVED_TAGS or key.startswith("gate."))
     if taken:
         raise RolloutError("Tags with these names are palate's own.", got=taken, next_step="rename them")
-    gates = [plain(verdict) for verdict in verdicts]
     tags = {
         "role": role,
         "base_id": base_id,
@@ -124,15 +123,22 @@ def version_tags(
         "run_key": run_key,
         "dataset_version": dataset_version,
         "compared_with": "" if compared_with is None else str(compared_with),
-        GATES_TAG: canonical_json(gates),
+        **gate_tags(verdicts),
     }
-    if role == "candidate":
-        tags["gates_overall"] = overall(gates)
+    if role == "base":
+        tags.pop("gates_overall")
+    return {**{key: str(value) for key, value in (extra or {}).items()}, **tags}
+
+
+def gate_tags(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """All verdicts in one tag, which decides, and each in its own, for people who filter in MLflow."""
+    gates = [plain(verdict) for verdict in verdicts]
+    tags = {GATES_TAG: canonical_json(gates), "gates_overall": overall(gates)}
     for gate in gates:
-        # For people who filter in MLflow; the list above is what decides. MLflow refuses other characters.
+        # MLflow refuses other characters.
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(gate.get("gate")))[:200]
         tags[f"gate.{name}"] = str(gate.get("verdict"))
-    return {**{key: str(value) for key, value in (extra or {}).items()}, **tags}
+    return tags
 
 
 def info(version: Any) -> ModelVersionInfo | None:

@@ -1,7 +1,7 @@
 """Gates: each file here is one, found by its name; `module:object` names one of your own.
 
 A gate has a frozen pydantic `Config` and `judge(evidence: Evidence, config: Config) -> Verdict`. To add one,
-add a file; there is no list to extend.
+add a file; there is no list to extend. Gates of reward models are found the same way, in `evaluation.reward_gates`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ class Gate(Protocol):
 
     Config: type[Any]
 
-    def judge(self, evidence: Evidence, config: Any) -> Verdict:
-        """The verdict; a pure function of its arguments."""
+    def judge(self, evidence: Any, config: Any) -> Verdict:
+        """The verdict; a pure function of its arguments. The evidence is what the gate's package judges."""
         ...
 
 
-def names() -> list[str]:
-    """The gates that come with palate, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+def names(package: str = __name__) -> list[str]:
+    """The gates of a package that come with palate, sorted."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
 
 
-def load(name: str) -> Gate:
-    """The gate of this name, or of `module:object`.
+def load(name: str, package: str = __name__) -> Gate:
+    """The gate of this name in a package of gates, or of `module:object`.
 
     Raises:
         GateError: there is none, or it lacks `Config` or `judge`.
@@ -43,10 +44,10 @@ def load(name: str) -> Gate:
     try:
         if attribute:
             found: Any = getattr(importlib.import_module(module_name), attribute)
-        elif name in names():
-            found = importlib.import_module(f"{__name__}.{name}")
+        elif name in names(package):
+            found = importlib.import_module(f"{package}.{name}")
         else:
-            raise GateError("There is no such gate.", got=name, allowed=f"{names()} or module:object")
+            raise GateError("There is no such gate.", got=name, allowed=f"{names(package)} or module:object")
     except (ImportError, AttributeError) as error:
         raise GateError(
             "This gate cannot be loaded.", got=f"{name} ({error})", allowed="module:object"
@@ -56,7 +57,9 @@ def load(name: str) -> Gate:
     return cast(Gate, found)
 
 
-def configure(gates_config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Gate, BaseModel]]:
+def configure(
+    gates_config: Mapping[str, Mapping[str, Any]], package: str = __name__
+) -> list[tuple[str, Gate, BaseModel]]:
     """Gates with their checked settings, in the order given. Cheap: call it before anything expensive.
 
     Raises:
@@ -64,7 +67,7 @@ def configure(gates_config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, 
     """
     ready = []
     for name, settings in gates_config.items():
-        gate = load(name)
+        gate = load(name, package)
         try:
             ready.append((name, gate, cast(BaseModel, gate.Config(**settings))))
         except ValidationError as error:

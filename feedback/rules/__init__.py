@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -112,6 +113,41 @@ def better(
         signals=tuple(signals),
         replies=(winner, loser),
     )
+
+
+def labelled(said: Iterable[tuple[Signal, int]], group: Group, weight: float) -> Iterator[Proposal | Skip]:
+    """One unpaired row for each reply, person and kind of signal.
+
+    The label is the sign of the sum of what was said, the weight is shared by how clear the sum is; signals of
+    people without an id are taken together.
+
+    Args:
+        said: signals, each with +1 (liked) or -1.
+        group: that they are of.
+        weight: of a row on which all agree.
+    """
+    heard: dict[tuple[str, str | None, str], list[tuple[Signal, int]]] = defaultdict(list)
+    for signal, value in said:
+        heard[signal.reply_id, signal.user, signal.kind].append((signal, value))
+    for (reply_id, _, _), each in heard.items():
+        total = sum(value for _, value in each)
+        signals = tuple(signal for signal, _ in each)
+        share = weight * abs(total) / len(each)
+        if share == 0:
+            reason = "weight_zero" if total else "cancelled_out"
+            yield from (Skip(signal, reason) for signal in signals)
+            continue
+        reply = group.replies[reply_id]
+        yield Proposal(
+            preferred=reply,
+            chosen=reply.text,
+            rejected=None,
+            label=total > 0,
+            margin=1.0,
+            weight=share,
+            signals=signals,
+            replies=(reply,),
+        )
 
 
 def matched(winners: Sequence[Reply], losers: Sequence[Reply], cap: int) -> list[tuple[Reply, Reply]]:

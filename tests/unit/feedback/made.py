@@ -73,7 +73,8 @@ _USERS = [*[None] * 3, *["u0"] * 5, "u1", "u3", "u10"]
 _PROMPTS = ["prompt 0", "prompt 2", "prompt 3"]
 _REPLIES = [f"i{n}" for n in range(9)]
 _KINDS = ["thumb"] * 10 + ["vote"] * 3 + ["rating"] * 6
-_KINDS += ["edit", *["retry"] * 5, "accept", "reject", "copy", "share", "comment", "next_message"]
+_KINDS += ["edit", *["retry"] * 5, "accept", "reject", *["copy"] * 2, *["share"] * 2, "comment"]
+_KINDS += ["next_message"] * 3
 
 
 def _some_interaction(draw: Random) -> Interaction:
@@ -106,8 +107,10 @@ def _some_value(draw: Random, kind: str, about: str) -> Any:
         return (
             {"ranking": ids} if draw.random() < 0.4 else {"among": ids, "winner": draw.choice([None, *ids])}
         )
-    if kind in ("edit", "comment", "next_message"):
+    if kind in ("edit", "comment"):
         return {"text": draw.choice(["a", "edited", ""])}
+    if kind == "next_message":
+        return {"text": draw.choice(["a", "Thanks!", "Wrong."])}
     return None
 
 

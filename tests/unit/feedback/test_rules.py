@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
 from feedback.preferences import PreferConfig
-from feedback.rules import RuleError, load, names
+from feedback.rules import RuleError, load, names, next_message
 from tests.unit.feedback.made import EVERYTHING_TRAINS, fate_of, feedback, interaction, run, table
 
 
@@ -184,12 +186,59 @@ def test_unpaired_rows_have_a_label_and_the_weight_of_their_kind():
         feedback("c", "b", "copy", user_id="u"),
         feedback("j", "c", "reject", user_id="u"),
     ]
-    rows, _ = rows_of([A, B, C, *signals], "unpaired", unpaired={"copy": 0.25})
-    assert [(r["chosen"], r["rejected"], r["label"], r["weight"]) for r in rows] == [
-        ("reply a", None, False, 1.0),
-        ("reply b", None, True, 0.25),
-        ("reply c", None, False, 0.8),
+    rows, _ = rows_of([A, B, C, *signals], "unpaired", "copy", copy={"weight": 0.25})
+    assert [(r["chosen"], r["rejected"], r["label"], r["weight"], r["rule"]) for r in rows] == [
+        ("reply a", None, False, 1.0, "unpaired"),
+        ("reply b", None, True, 0.25, "copy"),
+        ("reply c", None, False, 0.8, "unpaired"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "replied", "value"),
+    [
+        ("Thanks, that worked!", "Restart it.", 1),
+        ("Ah, perfect", "Restart it.", 1),
+        ("Danke dir", "Starte neu.", 1),
+        ("No, I meant the other one", "Restart it.", -1),
+        ("no problem, and for dessert?", "I cannot cook meat.", 0),
+        ("No.", "Do you eat meat?", 0),  # an answer, not a complaint
+        ("That doesn’t make any sense", "Blue is a number.", -1),
+        ("what are you talking about?", "Blue is a number.", -1),
+        ("What is a good book on it?", "Restart it.", 0),
+        ("How can I reset my router, please", "Do you like it?", -1),  # the same question again
+        ("And how long does it take?", "Restart it.", 0),
+        ("Это не то, что я спросил", "Restart it.", 0),  # not read: no word of it is known
+        ("?", "Restart it.", 0),
+    ],
+)
+def test_a_next_message_says_thanks_a_complaint_or_nothing(text, replied, value):
+    assert next_message.reads(text, "How can I reset my router?", replied, 0.6) == value
+
+
+def test_next_messages_make_rows_where_they_say_something():
+    signals = [
+        feedback("n", "a", "next_message", {"text": "Wrong!"}, user_id="u"),
+        feedback("m", "b", "next_message", {"text": "And then?"}, user_id="u"),
+    ]
+    (row,), fates = rows_of([A, B, *signals], "next_message")
+    assert (row["chosen"], row["rejected"], row["label"], row["rule"]) == (
+        "reply a",
+        None,
+        False,
+        "next_message",
+    )
+    assert fate_of(fates, "m") == ("no_preference", "says_nothing")
+
+
+def test_complaints_of_real_people_are_found(shared_data):
+    file = shared_data / "selffeeding_feedback" / "selffeeding_annotated_100.jsonl"
+    talks = [json.loads(line) for line in file.read_text().splitlines()]
+    turns = [talk["turns"] for talk in talks]
+    # Each talk ends with what made the annotators see a complaint; about half of them say it in so many words.
+    last = [next_message.reads(t[-1]["utterance"], t[-2]["utterance"], t[-2]["response"], 0.6) for t in turns]
+    assert last.count(-1) >= 45
+    assert last.count(1) <= 2
 
 
 def test_unpaired_thumbs_of_unknown_people_are_taken_together():
@@ -208,19 +257,17 @@ def test_silence_is_no_dislike():
 
 
 def test_kinds_without_a_rule_say_so():
-    signals = [
-        feedback("n", "a", "next_message", {"text": "no!"}),
-        feedback("c", "a", "comment", {"text": "bad"}),
-    ]
-    rows, fates = rows_of([A, *signals], *PreferConfig().rules)
+    rows, fates = rows_of([A, feedback("c", "a", "comment", {"text": "bad"})], *PreferConfig().rules)
     assert rows == []
-    assert fate_of(fates, "n") == fate_of(fates, "c") == ("no_preference", "no_rule")
+    assert fate_of(fates, "c") == ("no_preference", "no_rule")
     assert fate_of(fates, "a", "interaction") == ("no_preference", "feedback_made_no_row")
 
 
 def test_rules_are_found_by_name():
-    assert names() == ["edit", "rating", "retry", "thumbs", "unpaired", "vote"]
-    with pytest.raises(RuleError, match="edit, rating, retry"):
+    assert names() == [
+        "copy", "edit", "next_message", "rating", "retry", "share", "thumbs", "unpaired", "vote",
+    ]  # fmt: skip
+    with pytest.raises(RuleError, match="copy, edit, next_message, rating, retry"):
         load("wink")
     assert load("feedback.rules:vote") is load("vote")
     with pytest.raises(RuleError, match="could not be imported"):

@@ -133,7 +133,7 @@ def test_a_save_over_an_older_one_is_never_half_of_each(fitted: Fitted, tmp_path
 
 
 def test_names_of_reward_models() -> None:
-    assert scorer.methods() == ["bradley_terry", "personal", "preference_lm"]
+    assert scorer.methods() == ["bradley_terry", "ensemble", "personal", "preference_lm"]
     assert scorer.method("bradley_terry") is bradley_terry
     with pytest.raises(RewardModelError, match="preference_lm"):
         scorer.method("ties")

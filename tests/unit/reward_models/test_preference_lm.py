@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from reward_models import preference_lm, scorer, ties
+from reward_models.preference_heads import heads_of_rows, pair_loss
 from reward_models.scorer import NotEnoughVotes, RewardModelError
 from tests.unit.reward_models.made import row, shorter_wins, table
 
@@ -73,3 +78,184 @@ def test_a_damaged_adapter_is_a_clear_error(
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(RewardModelError, match="cannot be read"):
         scorer.load(tmp_path, tiny_base)
+
+
+# --- margins, weights, and a head for each objective
+
+
+def longer_wins(count: int, *, first: int, **changes: Any) -> pa.Table:
+    rows = shorter_wins(count, first=first, seed=first).to_pylist()
+    return table([r | {"chosen": r["rejected"], "rejected": r["chosen"]} | changes for r in rows])
+
+
+def test_loss_by_hand() -> None:
+    import torch
+
+    logits = torch.tensor(
+        [
+            [1.0, 9.0],  # chosen reply of the first pair, which trains head 0
+            [9.0, 0.5],  # chosen reply of the second, which trains head 1
+            [0.2, -9.0],  # the rejected ones
+            [-9.0, 1.5],
+        ],
+        requires_grad=True,
+    )
+    loss = pair_loss(
+        logits,
+        head=torch.tensor([0, 1]),
+        margin=torch.tensor([0.3, 0.0]),
+        weight=torch.tensor([2.0, 0.5]),
+        center=0.1,
+    )
+    # First pair: log(1 + e^-(1.0 - 0.2 - 0.3)) + 0.1 * 1.2^2 = 0.474077 + 0.144, twice;
+    # second: log(1 + e^1) + 0.1 * 2.0^2 = 1.313262 + 0.4, half; the mean of the two.
+    assert loss.item() == pytest.approx((2 * 0.618077 + 0.5 * 1.713262) / 2, abs=1e-5)
+    loss.backward()
+    assert (logits.grad != 0).tolist() == [[True, False], [False, True], [True, False], [False, True]]
+
+
+def test_margin_and_weight_reach_the_loss_and_without_weights_it_is_trls(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    import torch
+    from trl import RewardTrainer
+
+    rows = shorter_wins(32).to_pylist()
+    for number, made in enumerate(rows):
+        made["margin"], made["weight"] = (1.0, 0.25)[number % 2], (3.0, 1.0)[number % 2]
+
+    def losses(scale: float) -> tuple[float, float, float]:
+        config = CONFIG.model_copy(update={"margin_scale": scale, "center": 0.05})
+        trainer = preference_lm._trainer(config, table(rows), tiny_base, tmp_path, 0, None)
+        batch = trainer.data_collator([trainer.train_dataset[n] for n in range(4)])
+        assert batch["margin"].tolist() == [scale, scale / 4, scale, scale / 4]
+        assert batch["weight"].tolist() == [1.5, 0.5, 1.5, 0.5]
+        trainer.args.center_rewards_coefficient = 0.05  # read by TRL's own loss alone
+        trainer.model.eval()
+        with torch.no_grad():
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            chosen, rejected = trainer.model(**inputs).logits[:, 0].double().chunk(2)
+            ours = trainer.compute_loss(trainer.model, dict(batch)).item()
+            even = trainer.compute_loss(trainer.model, {**batch, "weight": torch.ones(4)}).item()
+            theirs = RewardTrainer.compute_loss(
+                trainer, trainer.model, {**inputs, "margin": batch["margin"]}
+            ).item()
+        gaps = (chosen - rejected - batch["margin"]).numpy()
+        centred = 0.05 * ((chosen + rejected) ** 2).numpy()
+        by_hand = (batch["weight"].numpy() * (np.log1p(np.exp(-gaps)) + centred)).mean()
+        assert ours == pytest.approx(by_hand, abs=1e-5)
+        assert even == pytest.approx(theirs, abs=1e-6)
+        return ours, even, theirs
+
+    without, with_margin = losses(0.0), losses(1.0)
+    # At first rewards hardly differ, so a margin of m costs about m / 2: 1.5 * 1 and 0.5 * 0.25 on average.
+    assert with_margin[0] - without[0] == pytest.approx((1.5 * 1 + 0.5 * 0.25) / 2 / 2, rel=0.3)
+    assert with_margin[1] - without[1] == pytest.approx((1 + 0.25) / 2 / 2, rel=0.3)
+
+
+def test_a_pair_trains_its_own_head_only(tiny_base: Path, tmp_path: Path) -> None:
+    config = TWO.model_copy(update={"center": 0.01})
+    trainer = preference_lm._trainer(config, both_objectives(), tiny_base, tmp_path, 0, None)
+    examples = [e for e in trainer.train_dataset if e["head"] == 1][:4]
+    trainer.compute_loss(trainer.model, trainer.data_collator(examples)).backward()
+    heads = [p.grad for name, p in trainer.model.named_parameters() if "score" in name and p.requires_grad]
+    assert len(heads) == 1 and heads[0].shape[0] == 2
+    assert not heads[0][0].any() and heads[0][1].any()
+
+
+TWO = CONFIG.model_copy(
+    update={
+        "objectives": {"helpful": 1.0, "sécurité": 0.5},
+        "objective_of": {"guard": "sécurité", "rating": "helpful"},
+    }
+)
+
+
+def both_objectives() -> pa.Table:
+    """Shorter is more helpful, longer is safer."""
+    return pa.concat_tables([shorter_wins(40), longer_wins(40, first=2000, agent="guard")])
+
+
+@pytest.fixture(scope="module")
+def two(tiny_base: Path) -> preference_lm.PreferenceLM:
+    return preference_lm.fit(TWO, both_objectives(), base=tiny_base, seed=0)
+
+
+def test_each_objective_is_learned_and_the_total_is_their_sum_by_weight(
+    two: preference_lm.PreferenceLM,
+) -> None:
+    rows = shorter_wins(30, first=5000, seed=5).to_pydict()
+    short, long = (two.score_objectives(rows["prompt"], rows[side]) for side in ("chosen", "rejected"))
+    assert list(short) == ["helpful", "sécurité"] and short["helpful"].shape == (30,)
+    assert (short["helpful"] > long["helpful"]).mean() > 0.8
+    assert (short["sécurité"] < long["sécurité"]).mean() > 0.8
+    total = two.score(rows["prompt"], rows["chosen"]).mean
+    np.testing.assert_allclose(total, short["helpful"] + 0.5 * short["sécurité"], atol=1e-12)
+
+
+def test_two_heads_saved_and_loaded_alone_or_in_a_batch_are_the_same(
+    two: preference_lm.PreferenceLM, tiny_base: Path, tmp_path: Path
+) -> None:
+    rows = shorter_wins(20, first=900).to_pydict()
+    prompts, texts = rows["prompt"], [*rows["chosen"][:10], *rows["rejected"][10:]]
+    before = two.score_objectives(prompts, texts)
+    two.save(tmp_path)
+    loaded = scorer.load(tmp_path, tiny_base)
+    assert isinstance(loaded, preference_lm.PreferenceLM) and loaded.config == two.config
+    after = loaded.score_objectives(prompts, texts)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+        alone = [two.score_objectives([p], [t])[name][0] for p, t in zip(prompts, texts, strict=True)]
+        np.testing.assert_allclose(before[name], alone, atol=1e-4)
+    assert two.score([], []).mean.shape == (0,)
+
+
+def test_a_model_saved_before_there_were_objectives_still_loads(
+    fitted: preference_lm.PreferenceLM, tiny_base: Path, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    about = json.loads((tmp_path / "reward_model.json").read_text())
+    for name in ("objectives", "objective_of", "margin_scale"):
+        del about["config"][name]
+    (tmp_path / "reward_model.json").write_text(json.dumps(about))
+    rows = shorter_wins(4, first=900).to_pydict()
+    again = scorer.load(tmp_path, tiny_base).score(rows["prompt"], rows["chosen"]).mean
+    np.testing.assert_array_equal(again, fitted.score(rows["prompt"], rows["chosen"]).mean)
+
+
+def test_heavy_rows_win_over_light_ones(tiny_base: Path) -> None:
+    light = longer_wins(40, first=3000, weight=0.01)
+    rows = pa.concat_tables([shorter_wins(40), light])
+    learned = preference_lm.fit(CONFIG, rows, base=tiny_base, seed=0)
+    test = shorter_wins(30, first=5000, seed=5).to_pydict()
+    short, long = (learned.score(test["prompt"], test[side]).mean for side in ("chosen", "rejected"))
+    assert (short > long).mean() > 0.8
+
+
+def test_which_head_a_row_trains() -> None:
+    found = heads_of_rows(
+        ["vote", "edit", None, "edit"], ["guard", "guard", None, "nobody"], ["a", "b", "c"],
+        {"edit": "c", "guard": "b"},
+    )  # fmt: skip
+    assert found.tolist() == [1, 2, 0, 2]  # the rule goes before the agent; the first where neither is named
+
+
+def test_an_objective_nobody_spoke_of_is_refused(tiny_base: Path) -> None:
+    with pytest.raises(NotEnoughVotes, match="'sécurité'"):
+        preference_lm.fit(TWO, shorter_wins(40), base=tiny_base, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"objectives": {}}, "above 0"),
+        ({"objectives": {"safe": 0.0, "helpful": -1.0}}, "above 0"),
+        ({"objectives": {"safe": float("nan")}}, "finite"),
+        ({"objectives": {"safe": float("inf")}}, "finite"),
+        ({"objective_of": {"vote": "safe"}}, "safe; known are helpful"),
+        ({"margin_scale": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_objectives_that_make_no_sense_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        preference_lm.Config(**settings)

@@ -1,0 +1,299 @@
+"""Everything a gate may ask about a reward model: what it predicts of people it has not seen.
+
+    accuracy     on decided pairs: 1 (the winner got the higher reward), 0.5 (equal), 0
+    log_loss     over win, tie, loss, nats
+    gain         log-loss of "ties as often as in training, else a coin" less the model's, nats per vote
+    worst_users  mean gain of the worst tenth of people with at least `min_user_votes` votes (`worst_users`)
+    length       `reward_models.length_bias`: correlations of rewards and of choices with length, and the excess
+
+Correlations that the model expects are those after the temperature, so that overconfidence is not taken for a love of
+length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from evaluation.calibration import Calibration, calibrate
+from evaluation.errors import EvaluationError
+from evaluation.estimates import RESAMPLES, Estimate, bootstrap_mean, cluster_codes, expanded_tail
+from evaluation.worst_users import worst_users
+from reward_models import drift, length_bias, temperature, ties
+from reward_models.drift import Config as DriftConfig
+from reward_models.drift import Drift
+from reward_models.heldout import Heldout, predict
+from reward_models.scorer import Scorer
+from reward_models.temperature import Config as TemperatureConfig
+from reward_models.temperature import Temperature
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = npt.NDArray[Any]
+_CHUNK = 2_000_000
+
+
+class Config(BaseModel):
+    """How a reward model is looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    min_user_votes: int = Field(default=5, ge=2)
+    """People with fewer held-out votes are not among those whose worst tenth is looked for."""
+    temperature: TemperatureConfig = TemperatureConfig()
+    """When a temperature is fitted."""
+    drift: DriftConfig = DriftConfig()
+    """How drift is tested."""
+
+
+@dataclass(frozen=True)
+class RewardCase:
+    """The case for or against a reward model."""
+
+    accuracy: Estimate
+    log_loss: Estimate
+    gain: Estimate
+    worst_users: Estimate
+    """`n` counts the people with enough votes, of whom the worst tenth is meant."""
+    calibration: Calibration | None
+    """Of decided pairs, as the model says; None without any."""
+    temperature: Temperature
+    calibrated: Calibration | None
+    """Of decided pairs after the temperature of other people's votes."""
+    length: dict[str, Estimate]
+    """By `length_bias.NAMES`."""
+    drift: Drift
+    votes: int
+    """Held-out pairs."""
+    users: int
+    """Whose they are; a vote of nobody known counts as its prompt's."""
+
+    @property
+    def age_days(self) -> float:
+        """Since the newest row the model has learned from; NaN where no row has a time."""
+        return self.drift.age_days
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Every figure with an interval, by a name that MLflow accepts."""
+        plain = {name: getattr(self, name) for name in ("accuracy", "log_loss", "gain", "worst_users")}
+        found = {**plain, **{f"length_{name}": estimate for name, estimate in self.length.items()}}
+        for name, calibration in (("", self.calibration), ("calibrated_", self.calibrated)):
+            if calibration is not None:
+                found[f"{name}ece"] = calibration.ece
+        t = self.temperature
+        if math.isfinite(t.estimate):
+            found["temperature"] = Estimate(t.estimate, t.low, t.high, t.users)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON: what is not finite becomes null."""
+        return {
+            "estimates": {name: estimate.to_dict() for name, estimate in self.estimates().items()},
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "calibrated": None if self.calibrated is None else self.calibrated.to_dict(),
+            "temperature": _plain(asdict(self.temperature)),
+            "drift": _plain(asdict(self.drift)),
+            "votes": self.votes,
+            "users": self.users,
+        }
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """N held-out pairs with all that a case is made of."""
+
+    predicted: Heldout
+    longer: Array
+    """(N,) log words of the first reply less the second's."""
+    drift: Drift
+    tie_share: float
+    """Of the rows the model has learned from."""
+
+
+def make(
+    scorer: Scorer,
+    rows: pa.Table,
+    *,
+    train_rows: pa.Table,
+    now: datetime,
+    seed: int,
+    config: Config | None = None,
+) -> RewardCase:
+    """Look at a scorer through held-out rows. Those newer than all it has learned from are what drift is tested on.
+
+    Args:
+        scorer: a fitted reward model.
+        rows: held-out PREFERENCES rows, of people and prompts it has not seen; unpaired ones are passed over.
+        train_rows: PREFERENCES rows among which are those it was fitted on; others are passed over.
+        now: aware.
+        seed: of every resampling.
+        config: defaults if None.
+
+    Raises:
+        EvaluationError: held-out rows or people are among those it was fitted on, or there is no held-out pair.
+        RewardModelError: rewards are not finite.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    config = config or Config()
+    learned = train_rows.filter(
+        pc.is_in(train_rows["preference_id"], pa.array(sorted(scorer.trained_on), pa.string()))
+    )
+    paired = rows.filter(pc.is_valid(rows["rejected"])).sort_by("preference_id")
+    _refuse_seen(scorer, paired, learned)
+    predicted = predict(scorer, paired)
+    newest, timed = drift.newest_time(learned), np.asarray(pc.is_valid(paired["event_time"]), dtype=bool)
+    recent = np.zeros(paired.num_rows, dtype=bool)
+    if newest is not None:
+        recent = np.asarray(pc.fill_null(pc.greater(paired["event_time"], newest), False), dtype=bool)
+    found = drift.compare(
+        drift.seen(paired, predicted).take(timed),
+        recent[timed],
+        age_days=drift.age_days(learned, now),
+        config=config.drift,
+        seed=seed,
+    )
+    margins = learned.filter(pc.is_valid(learned["rejected"]))["margin"].to_numpy()
+    share = float((margins == 0).mean()) if len(margins) else 0.0
+    return judge(Pairs(predicted, _longer(paired, predicted), found, share), seed=seed, config=config)
+
+
+def judge(pairs: Pairs, *, seed: int, config: Config | None = None) -> RewardCase:
+    """The case from predictions; a pure function.
+
+    Raises:
+        EvaluationError: there is no pair.
+    """
+    config, heldout = config or Config(), pairs.predicted
+    if len(heldout.outcome) == 0:
+        raise EvaluationError(
+            "A reward model is judged by held-out pairs.", got="none", next_step="collect more feedback"
+        )
+    decided, users = heldout.decided, heldout.clusters
+    fitted = temperature.fit(heldout.probabilities, heldout.outcome, users, config.temperature, seed=seed)
+    calibrated = Heldout(fitted.probabilities, heldout.outcome, users)
+    gain = _prior_loss(pairs.tie_share, heldout.outcome) - heldout.log_loss
+    accuracy = bootstrap_mean(heldout.correct[decided], users[decided], seed=seed, bounds=(0, 1))
+    return RewardCase(
+        accuracy=accuracy,
+        log_loss=bootstrap_mean(heldout.log_loss, users, seed=seed),
+        gain=bootstrap_mean(gain, users, seed=seed),
+        worst_users=worst_users(gain, users, config.min_user_votes, seed=seed),
+        calibration=_calibration(heldout, seed),
+        temperature=fitted.temperature,
+        calibrated=_calibration(calibrated, seed),
+        length=_length(heldout, calibrated, pairs.longer, seed),
+        drift=pairs.drift,
+        votes=len(gain),
+        users=cluster_codes(users, len(gain))[1],
+    )
+
+
+def _refuse_seen(scorer: Scorer, paired: pa.Table, learned: pa.Table) -> None:
+    shared = scorer.trained_on.intersection(paired["preference_id"].to_pylist())
+    people = set(learned["user_id"].to_pylist()) & set(paired["user_id"].to_pylist()) - {None}
+    if shared or people:
+        raise EvaluationError(
+            "A reward model is judged by people it has not learned from.",
+            got=f"{len(shared)} rows and {len(people)} people that it has",
+            next_step="rebuild the dataset with `palate build`",
+        )
+
+
+def _longer(paired: pa.Table, predicted: Heldout) -> Array:
+    """(N,) log words of the reply that `heldout.predict` presented first, less the other's.
+
+    Raises:
+        EvaluationError: it presented the pairs in another way than is thought here.
+    """
+    columns = paired.select(["preference_id", "chosen", "rejected"]).to_pydict()
+    flip = np.array([int(i[8:16], 16) % 2 == 1 for i in columns["preference_id"]], dtype=bool)
+    if (flip != (predicted.outcome == ties.LOSS))[predicted.decided].any():
+        raise EvaluationError("Predictions do not belong to these rows.", got="another order of replies")
+    longer = length_bias.log_words(columns["chosen"]) - length_bias.log_words(columns["rejected"])
+    return np.where(flip, -longer, longer)
+
+
+def _prior_loss(tie_share: float, outcome: Array) -> Array:
+    """(N,) log-loss of the forecast "ties as often as in training, otherwise a coin"."""
+    share = float(np.clip(tie_share, 1e-3, 1 - 1e-3))
+    return np.where(outcome == ties.TIE, -math.log(share), -math.log((1 - share) / 2))
+
+
+def _calibration(heldout: Heldout, seed: int) -> Calibration | None:
+    decided = heldout.decided
+    if not decided.any():
+        return None
+    return calibrate(
+        heldout.p_first_given_decided[decided],
+        outcome=(heldout.outcome[decided] == ties.WIN).astype(np.float64),
+        clusters=heldout.clusters[decided],
+        seed=seed,
+    )
+
+
+def _length(heldout: Heldout, calibrated: Heldout, longer: Array, seed: int) -> dict[str, Estimate]:
+    choice = (heldout.outcome == ties.WIN).astype(float) - (heldout.outcome == ties.LOSS)
+    difference, _ = temperature.parts(heldout.probabilities)
+    lean = calibrated.probabilities[:, ties.WIN] - calibrated.probabilities[:, ties.LOSS]
+    parts = length_bias.moments(difference, lean, choice, longer)
+    bounds = [(-2.0, 2.0) if name == "excess" else (-1.0, 1.0) for name in length_bias.NAMES]
+    found = of_sums(parts, heldout.clusters, length_bias.correlations, bounds, seed=seed)
+    return dict(zip(length_bias.NAMES, found, strict=True))
+
+
+def of_sums(
+    parts: Array,
+    clusters: Array,
+    statistic: Callable[[Array], Array],
+    bounds: list[tuple[float, float]],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> list[Estimate]:
+    """Functions of column sums with cluster-bootstrap intervals (expanded percentiles, see `estimates`).
+
+    Args:
+        parts: (N, C) what each row adds.
+        clusters: (N,) what each row belongs to.
+        statistic: from (..., C) sums to (..., K) values; NaN where it is not defined.
+        bounds: K ranges, which are the intervals where nothing can be said about the spread.
+        seed: of the resampling.
+        resamples: how many samples.
+    """
+    codes, groups = cluster_codes(clusters, len(parts))
+    by_cluster = np.zeros((groups, parts.shape[1]))
+    np.add.at(by_cluster, codes, parts)
+    values = statistic(by_cluster.sum(axis=0))
+    ends = np.array(bounds, dtype=float)
+    if groups >= 2:
+        rng, step, draws = np.random.default_rng(seed), max(1, _CHUNK // groups), []
+        for start in range(0, resamples, step):
+            size = min(step, resamples - start)
+            times = rng.multinomial(groups, np.full(groups, 1 / groups), size=size)
+            draws.append(statistic(times @ by_cluster))
+        tail = expanded_tail(groups, 0.95)
+        drawn = np.concatenate(draws)
+        known = np.isfinite(values) & np.isfinite(drawn).any(axis=0)
+        ends[known] = np.nanquantile(drawn[:, known], [tail, 1 - tail], axis=0).T
+    return [
+        Estimate(float(v), float(lo), float(hi), groups) for v, (lo, hi) in zip(values, ends, strict=True)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Nested values as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
