@@ -125,6 +125,7 @@ def make(
     train_rows: pa.Table,
     now: datetime,
     seed: int,
+    people_apart: bool = True,
     config: Config | None = None,
 ) -> RewardCase:
     """Look at a scorer through held-out rows. Those newer than all it has learned from are what drift is tested on.
@@ -135,6 +136,7 @@ def make(
         train_rows: PREFERENCES rows among which are those it was fitted on; others are passed over.
         now: aware.
         seed: of every resampling.
+        people_apart: whether people were held out, so that none of them may be among those it was fitted on.
         config: defaults if None.
 
     Raises:
@@ -149,7 +151,7 @@ def make(
         pc.is_in(train_rows["preference_id"], pa.array(sorted(scorer.trained_on), pa.string()))
     )
     paired = rows.filter(pc.is_valid(rows["rejected"])).sort_by("preference_id")
-    _refuse_seen(scorer, paired, learned)
+    _refuse_seen(scorer, paired, learned, people_apart)
     predicted = predict(scorer, paired)
     newest, timed = drift.newest_time(learned), np.asarray(pc.is_valid(paired["event_time"]), dtype=bool)
     recent = np.zeros(paired.num_rows, dtype=bool)
@@ -198,9 +200,11 @@ def judge(pairs: Pairs, *, seed: int, config: Config | None = None) -> RewardCas
     )
 
 
-def _refuse_seen(scorer: Scorer, paired: pa.Table, learned: pa.Table) -> None:
+def _refuse_seen(scorer: Scorer, paired: pa.Table, learned: pa.Table, people_apart: bool) -> None:
     shared = scorer.trained_on.intersection(paired["preference_id"].to_pylist())
-    people = set(learned["user_id"].to_pylist()) & set(paired["user_id"].to_pylist()) - {None}
+    people: set[str] = set()
+    if people_apart:
+        people = set(learned["user_id"].to_pylist()) & set(paired["user_id"].to_pylist()) - {None}
     if shared or people:
         raise EvaluationError(
             "A reward model is judged by people it has not learned from.",

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.gates import configure as check_gates
 from evaluation.replies import SamplingConfig
+from evaluation.reward_gates import configure as check_reward_gates
+from evaluation.reward_gates import names as reward_gate_names
 from feedback.errors import PalateError
 from feedback.preferences import PreferConfig
 from palate.base_model import SCHEMES, UnknownScheme
@@ -25,6 +27,7 @@ from pipelines.maintain import MaintainConfig
 from pipelines.runner import RunnerConfig
 from reward_models.bradley_terry import Config as BradleyTerryConfig
 from reward_models.ensemble import Config as EnsembleConfig
+from reward_models.labels import Config as LabelsConfig
 from reward_models.personal import Config as PersonalConfig
 from reward_models.preference_lm import Config as PreferenceLMConfig
 from reward_models.scorer import methods
@@ -100,6 +103,8 @@ class Reward(BaseModel):
     """Settings of the full model."""
     ensemble: EnsembleConfig = EnsembleConfig()
     """Settings of the ensemble; its members have their own below it."""
+    labels: LabelsConfig = LabelsConfig()
+    """What feedback is worth as a label: implicit signals, who rates, who acts together, who says too much."""
 
 
 class Train(BaseModel):
@@ -134,6 +139,10 @@ def _default_gates() -> dict[str, dict[str, Any]]:
     return {"win_rate": {}, "length_drift": {}, "kl_budget": {}}
 
 
+def _default_reward_gates() -> dict[str, dict[str, Any]]:
+    return {name: {} for name in reward_gate_names()}
+
+
 class Project(BaseModel):
     """A whole project file."""
 
@@ -157,6 +166,8 @@ class Project(BaseModel):
     evaluation: Evaluation = Evaluation()
     gates: dict[str, dict[str, Any]] = Field(default_factory=_default_gates)
     """Gate name to its settings; a candidate passes when all of them pass."""
+    reward_gates: dict[str, dict[str, Any]] = Field(default_factory=_default_reward_gates)
+    """The same for reward models; a report says which fail."""
     registry: RegistryConfig = RegistryConfig()
     population: PopulationConfig = PopulationConfig()
     """Simulated users of `palate demo`."""
@@ -218,6 +229,7 @@ def _invalid(error: ValidationError, values: dict[str, Any], file: Path) -> Conf
 def _check_names(project: Project) -> None:
     """What no single field can check: names of parts, and files that are read only after hours of work."""
     check_gates(project.gates)
+    check_reward_gates(project.reward_gates)
     if not project.model.base.startswith(SCHEMES):
         raise UnknownScheme(project.model.base)
     prompts = project.evaluation.prompts
@@ -279,6 +291,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     # Tables with defaults of their own are changed, not replaced, by naming one entry.
     if path[:1] == ["gates"] and "gates" not in values:
         values["gates"] = _default_gates()
+    if path[:1] == ["reward_gates"] and "reward_gates" not in values:
+        values["reward_gates"] = _default_reward_gates()
     if path[:2] == ["population", "asks"]:
         values.setdefault("population", {}).setdefault("asks", PopulationConfig().asks.copy())
     if path == ["reward", "preference_lm", "objectives"]:

@@ -155,7 +155,13 @@ def run_key(context: Context, learned: str) -> str:
         evaluation["prompts_sha256"] = hashlib.sha256(project.evaluation.prompts.read_bytes()).hexdigest()
     sampling = json.loads(project.model.sampling.model_dump_json())
     return _digest(
-        {"learned": learned, "evaluation": evaluation, "sampling": sampling, "gates": project.gates}
+        {
+            "learned": learned,
+            "evaluation": evaluation,
+            "sampling": sampling,
+            "gates": project.gates,
+            "reward_gates": project.reward_gates,
+        }
     )
 
 

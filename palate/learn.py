@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palate.context import Context
+from palate.context import Context, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from evaluation.calibration import Calibration
     from evaluation.estimates import Estimate
+    from palate.reward_case import JudgedReward
     from pipelines.dataset import Dataset
     from reward_models.scorer import Scorer
+    from rollout.reward_registry import Role
     from training.dpo import OnStep, TrainResult
 
 
@@ -31,25 +33,26 @@ class RewardOutcome:
     """Held-out figures of both scorers on the split `test`."""
     calibration: Calibration | None
     """Of the scorer that judges the candidate; of the training scorer where there is no other."""
+    judged: Mapping[Role, JudgedReward]
+    """By what the scorer is for."""
     notes: tuple[str, ...] = ()
 
 
 def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutcome:
-    """Fit both scorers, or load them where this run already fitted them.
+    """Fit both scorers, or load them where this run already fitted them, and judge them on held-out people.
 
     Raises:
         NotEnoughVotes: the train split has too few paired rows.
     """
+    from palate import reward_case
     from reward_models.scorer import NotEnoughVotes, refuse_shared_rows
 
-    training = _scorer(context, dataset, run_dir / "reward-training", "train", "Reward model")
+    training = _scorer(context, dataset, run_dir, "training", "train", "Reward model")
     notes: list[str] = []
     evaluation = None
     if context.project.train.method != "none":
         try:
-            evaluation = _scorer(
-                context, dataset, run_dir / "reward-evaluation", "evaluation", "Evaluation scorer"
-            )
+            evaluation = _scorer(context, dataset, run_dir, "evaluation", "evaluation", "Evaluation scorer")
             refuse_shared_rows(training, evaluation)
         except NotEnoughVotes as error:
             notes.append(
@@ -60,28 +63,44 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
                 f"{notes[-1]} The update is trained all the same, but its replies cannot be judged. "
                 "How much feedback is enough: docs/events.md, What is held out."
             )
-    learned, calibration = _heldout(context, training, dataset, "Reward model")
-    if evaluation is not None:
-        # The gates rest on this one, so its calibration is the one to show.
-        judge_learned, calibration = _heldout(context, evaluation, dataset, "Evaluation scorer")
-        learned = {**learned, **judge_learned}
+    judged: dict[Role, JudgedReward] = {}
+    learned: dict[str, Estimate] = {}
+    calibration = None
+    scorers: tuple[tuple[Role, Scorer | None, str], ...] = (
+        ("training", training, "Reward model"), ("evaluation", evaluation, "Evaluation scorer"),
+    )  # fmt: skip
+    for role, scorer, who in scorers:
+        if scorer is None:
+            continue
+        found = reward_case.judge(context, dataset, scorer, role, run_dir)
+        judged[role] = found
+        notes += found.notes(who)
+        if found.case is not None:
+            learned |= reward_case.figures(found.case, who)
+            # The gates rest on the one that judges, so its calibration is the one to show.
+            calibration = found.case.calibration or calibration
     if calibration is None:
         notes.append("No held-out decided pair to check the reward models with.")
-    return RewardOutcome(training, evaluation, learned, calibration, tuple(notes))
+    return RewardOutcome(training, evaluation, learned, calibration, judged, tuple(notes))
 
 
-def _scorer(context: Context, dataset: Dataset, directory: Path, split: str, title: str) -> Scorer:
+def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
+    from palate.exposure import served
+    from reward_models.labels import honest
     from reward_models.scorer import load, method
 
-    cache_dir = context.project.embeddings_dir
+    cache_dir, directory = context.project.embeddings_dir, run_dir / f"reward-{role}"
     if (directory / "reward_model.json").is_file():
         return load(directory, context.base.path, cache_dir)
     settings = context.project.reward
     module: Any = method(settings.method)
     with context.out.stage(title, "texts") as advance:
+        exposure = served(context, dataset, split) if settings.labels.who_rates else None
+        labels = honest(dataset.rows(split), settings.labels, exposure=exposure, seed=context.project.seed)
+        write_json(run_dir / f"reward-{role}-labels.json", {**labels.to_dict(), "notes": labels.notes})
         scorer: Scorer = module.fit(
             getattr(settings, settings.method),
-            dataset.rows(split),
+            labels.rows,
             base=context.base.path,
             seed=context.project.seed,
             cache_dir=cache_dir,
@@ -90,56 +109,6 @@ def _scorer(context: Context, dataset: Dataset, directory: Path, split: str, tit
         scorer.save(directory)
         advance(1, 1, f"fitted on {len(scorer.trained_on)} pairs of the split `{split}`")
     return load(directory, context.base.path, cache_dir)
-
-
-def _heldout(
-    context: Context, scorer: Scorer, dataset: Dataset, who: str
-) -> tuple[dict[str, Estimate], Calibration | None]:
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from evaluation.calibration import calibrate
-    from evaluation.estimates import bootstrap_mean
-    from reward_models.heldout import predict
-    from reward_models.ties import TIE
-
-    test = dataset.rows("test")
-    test = test.filter(pc.is_valid(test["rejected"]))
-    if test.num_rows == 0:
-        return {}, None
-    seed = context.project.seed
-    heldout = predict(scorer, test)
-    decided = heldout.decided
-    learned = {
-        f"{who}: log-loss over win, tie, loss": bootstrap_mean(heldout.log_loss, heldout.clusters, seed=seed),
-        # What one would say knowing only how often people call it a tie.
-        f"{who}: gain over knowing only the share of ties (nats)": bootstrap_mean(
-            _prior_log_loss(dataset, heldout.outcome == TIE) - heldout.log_loss, heldout.clusters, seed=seed
-        ),
-    }
-    if not decided.any():
-        return learned, None
-    learned[f"{who}: accuracy on decided pairs"] = bootstrap_mean(
-        heldout.correct[decided], heldout.clusters[decided], seed=seed, bounds=(0, 1)
-    )
-    calibration = calibrate(
-        heldout.p_first_given_decided[decided],
-        outcome=(heldout.outcome[decided] == 0).astype(np.float64),
-        clusters=heldout.clusters[decided],
-        seed=seed,
-    )
-    return learned, calibration
-
-
-def _prior_log_loss(dataset: Dataset, is_tie: Any) -> Any:
-    """(N,) log-loss of the forecast "ties as often as in training, otherwise a coin"."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    train = dataset.rows("train")
-    margins = train.filter(pc.is_valid(train["rejected"]))["margin"].to_numpy()
-    tie_share = float(np.clip((margins == 0).mean() if len(margins) else 0.0, 1e-3, 1 - 1e-3))
-    return np.where(is_tie, -np.log(tie_share), -np.log((1 - tie_share) / 2))
 
 
 def update(

@@ -193,10 +193,11 @@ def _dataset(context: Context, version: str | None) -> Dataset:
 
 
 def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
-    from palate import learn, tracking
+    from palate import learn, reward_case, tracking
 
     registry = job.context.registry
     rewards = learn.fit_rewards(job.context, job.dataset, job.learn_dir)
+    reward_case.register(job, rewards.judged)
     tracking.log_directory(registry, job.run_id, job.learn_dir / "reward-training", "reward_model")
     if job.context.project.train.method == "none":
         return rewards, None

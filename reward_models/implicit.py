@@ -95,7 +95,7 @@ def worth(rows: pa.Table, config: Config) -> Worth:
         return Worth(weight, turned, {})
     agrees = _agreements(columns, implicit, set(config.rules))
     names, code = np.unique(rule[implicit].astype(str), return_inverse=True)
-    words = np.log1p([len(_spoken_of(columns, i).split()) for i in implicit])
+    words = np.log1p([len(_spoken_of(columns, i).split()) for i in implicit.tolist()])
     known = ~np.isnan(agrees)
     counts = np.bincount(code[known], minlength=len(names))
     p = _posterior_mean(code, words, agrees, len(names), config)
