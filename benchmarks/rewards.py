@@ -13,8 +13,10 @@ PARTS = {
     "a crowd in one pass": ["rewards_ladder.py"],
     "people nobody has met": ["rewards_unseen.py"],
     "copies, forward in time": ["rewards_copy.py"],
+    "ranks, thumbs, and who rates": ["rewards_oasst.py"],
     "values of policies": ["rewards_bandit.py"],
     "speed": ["rewards_speed.py"],
+    "a brigade": ["rewards_brigade.py"],
     "oracles": ["rewards_oracles.py"],
 }
 

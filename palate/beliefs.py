@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,10 @@ class Beliefs:
 
 
 def newest(context: Context) -> Beliefs:
-    """The newest run's training scorer, after the rows that came since.
+    """The newest run's training scorer, after the explicit rows that came since.
 
-    Rows of the splits `evaluation` and `test` are never learned, whoever asks.
+    Rows of the splits `evaluation` and `test` are never learned, whoever asks. What implicit signals are worth, and who
+    acts together, is only found by a fit: rows of such rules, and of people whom it did not hear, wait for the next.
 
     Raises:
         NoPersonalModel: there is none.
@@ -52,7 +54,24 @@ def newest(context: Context) -> Beliefs:
     found = dataset.load(context.project.dir, None)
     rows = found.rows("train")
     model = load(folder, context.base.path, context.project.embeddings_dir)
-    return Beliefs(model.learn(rows), run, found.version, rows)
+    return Beliefs(model.learn(_heard(context, folder, rows)), run, found.version, rows)
+
+
+def _heard(context: Context, folder: Path, rows: pa.Table) -> pa.Table:
+    """The rows that may be learned one by one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from palate.learn import labels_file
+
+    silenced: list[str] = []
+    with suppress(OSError, ValueError):
+        silenced = list(json.loads(labels_file(folder).read_text(encoding="utf-8")).get("brigade") or ())
+    implicit = pa.array(context.project.reward.labels.implicit.rules, pa.string())
+    away = pc.or_(
+        pc.is_in(rows["rule"], implicit), pc.is_in(rows["user_id"], pa.array(silenced, pa.string()))
+    )
+    return rows.filter(pc.invert(away))
 
 
 def _folder(project: Project) -> tuple[Path, str]:

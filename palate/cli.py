@@ -23,6 +23,7 @@ from palate.commands import (
     project,
     release,
     replay,
+    rewards,
     user,
 )
 from palate.commands.options import given_options
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release, user):
+for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release, rewards, user):
     group.register(app)
 
 EXIT_CODES = (

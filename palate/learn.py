@@ -84,6 +84,11 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
     return RewardOutcome(training, evaluation, learned, calibration, judged, tuple(notes))
 
 
+def labels_file(reward_model: Path) -> Path:
+    """Where it says what the rows of a reward model were worth: beside its directory."""
+    return reward_model.with_name(f"{reward_model.name}-labels.json")
+
+
 def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
     from palate.exposure import served
     from reward_models.labels import honest
@@ -97,7 +102,7 @@ def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split
     with context.out.stage(title, "texts") as advance:
         exposure = served(context, dataset, split) if settings.labels.who_rates else None
         labels = honest(dataset.rows(split), settings.labels, exposure=exposure, seed=context.project.seed)
-        write_json(run_dir / f"reward-{role}-labels.json", {**labels.to_dict(), "notes": labels.notes})
+        write_json(labels_file(directory), {**labels.to_dict(), "notes": labels.notes})
         scorer: Scorer = module.fit(
             getattr(settings, settings.method),
             labels.rows,

@@ -62,13 +62,14 @@ def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_di
     import pyarrow.compute as pc
 
     from evaluation import reward_case, reward_gates
+    from palate.learn import labels_file
     from reward_models.scorer import method_in
 
     project = context.project
     directory = run_dir / f"reward-{role}"
     labels: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
-        labels = json.loads((run_dir / f"reward-{role}-labels.json").read_text(encoding="utf-8"))
+        labels = json.loads(labels_file(directory).read_text(encoding="utf-8"))
     test = dataset.rows("test")
     # What people did is no verdict to judge by: only their explicit word is.
     implicit = pa.array(project.reward.labels.implicit.rules, pa.string())

@@ -58,6 +58,7 @@ def name(registry: Registry) -> str:
 
 def versions(registry: Registry) -> list[RewardVersion]:
     """Every reward model that palate registered, oldest first; of one work only the first."""
+    ensure_registered_model(registry.client, name(registry))
     found: dict[tuple[str, str], RewardVersion] = {}
     for version in all_versions(registry, name(registry)):
         read = _info(version)
@@ -153,7 +154,6 @@ def version_info(registry: Registry, wanted: str | int) -> RewardVersion:
     Raises:
         UnknownVersion: names what there is.
     """
-    ensure_registered_model(registry.client, name(registry))
     known = versions(registry)
     text = str(wanted)
     if text.isascii() and text.isdigit():

@@ -36,7 +36,9 @@ def test_show_tells_what_is_believed_and_from_what(learned: tuple[Path, list[str
     shown = palate("user", "show", user, *options, "--json", cwd=folder)
     assert shown.code == 0, shown.err
     about = shown.json
-    assert about["votes"] == users.count(user)
+    explicit = rows.filter([rule != "copy" for rule in rows["rule"].to_pylist()])["user_id"].to_pylist()
+    # Copies count where enough explicit verdicts say what they mean.
+    assert explicit.count(user) <= about["votes"] <= users.count(user)
     assert {"log_words", "questions"} <= {feature["feature"] for feature in about["features"]}
     assert all(feature["std"] > 0 for feature in about["features"])
     assert {e["preference_id"] for e in about["evidence"]} <= set(rows["preference_id"].to_pylist())
@@ -85,3 +87,38 @@ def test_without_a_personal_model_the_way_to_one_is_told(
 ) -> None:
     refused = palate("user", "show", "somebody", *run_settings(tiny_base), cwd=demo_workspace[0])
     assert refused.code == 4 and "reward.method=personal" in refused.err
+
+
+def test_reward_models_are_versions_with_verdicts(
+    learned: tuple[Path, list[str]], palate: Palate, tiny_base: Path
+) -> None:
+    from reward_models.scorer import load
+
+    folder, options = learned
+    listed = palate("rewards", *options, "--json", cwd=folder)
+    assert listed.code == 0, listed.err
+    (version,) = listed.json["reward_models"]
+    assert (version["role"], version["method"]) == ("training", "personal")
+    assert {gate["gate"] for gate in version["gates"]} == {
+        "calibration", "data_freshness", "heldout_accuracy", "length_correlation", "worst_decile_users",
+    }  # fmt: skip
+    fetched = palate("rewards", "--fetch", "newest", *options, "--json", cwd=folder)
+    files = Path(fetched.json["directory"])
+    (made,) = (folder / ".palate" / "updates").glob("*/reward-training")
+    assert (files / "weights.npz").read_bytes() == (made / "weights.npz").read_bytes()
+    chat, replies = [[{"role": "user", "content": "Hello?"}]] * 2, ["Hi.", "Good day to you, my friend."]
+    assert load(files, tiny_base).score(chat, replies).mean.shape == (2,)
+    text = palate("rewards", *options, cwd=folder)
+    assert "heldout_accuracy" in text.out and "personal" in text.out
+    missing = palate("rewards", "--fetch", "99", *options, cwd=folder)
+    assert missing.code == 1 and "palate rewards" in missing.err
+
+
+def test_what_rows_were_worth_is_on_record(learned: tuple[Path, list[str]]) -> None:
+    folder, _ = learned
+    (file,) = (folder / ".palate" / "updates").glob("*/reward-training-labels.json")
+    labels = json.loads(file.read_text())
+    assert labels["influence"]["people"] > 0
+    assert labels["propensity"]["rows"] >= labels["propensity"]["rated"] > 0
+    (rewards,) = (folder / ".palate" / "runs").glob("*/rewards.json")
+    assert json.loads(rewards.read_text())["training"]["labels"] == labels
