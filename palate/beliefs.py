@@ -49,11 +49,12 @@ def newest(context: Context) -> Beliefs:
     """
     from pipelines import dataset
     from reward_models.personal import load
+    from reward_models.scorer import inner
 
     folder, run = _folder(context.project)
     found = dataset.load(context.project.dir, None)
     rows = found.rows("train")
-    model = load(folder, context.base.path, context.project.embeddings_dir)
+    model = load(inner(folder), context.base.path, context.project.embeddings_dir)
     return Beliefs(model.learn(_heard(context, folder, rows)), run, found.version, rows)
 
 
@@ -76,13 +77,13 @@ def _heard(context: Context, folder: Path, rows: pa.Table) -> pa.Table:
 
 def _folder(project: Project) -> tuple[Path, str]:
     """(folder of the newest personal model, key of its run)."""
-    from reward_models.scorer import RewardModelError, method_in
+    from reward_models.scorer import RewardModelError, inner, method_in
 
     made = [record for _, record in lineage.records(project) if isinstance(record, dict)]
     for record in sorted(made, key=lambda each: str(each.get("created")), reverse=True):
         folder = project.dir / "updates" / str(record.get("learn_key")) / "reward-training"
         with suppress(RewardModelError):
-            if method_in(folder) == "personal":
+            if method_in(inner(folder)) == "personal":
                 return folder, str(record.get("run_key"))
     raise NoPersonalModel(
         "No run of this project has fitted a personal reward model.",

@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -103,6 +103,8 @@ class Reward(BaseModel):
     """Settings of the full model."""
     ensemble: EnsembleConfig = EnsembleConfig()
     """Settings of the ensemble; its members have their own below it."""
+    length_control: Literal["off", "people", "zero"] = "off"
+    """`people` takes out what the reward gives for length beyond what people give, `zero` all of it."""
     labels: LabelsConfig = LabelsConfig()
     """What feedback is worth as a label: implicit signals, who rates, who acts together, who says too much."""
 

@@ -92,6 +92,7 @@ def labels_file(reward_model: Path) -> Path:
 def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
     from palate.exposure import served
     from reward_models.labels import honest
+    from reward_models.length_bias import length_controlled
     from reward_models.scorer import load, method
 
     cache_dir, directory = context.project.embeddings_dir, run_dir / f"reward-{role}"
@@ -111,6 +112,8 @@ def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split
             cache_dir=cache_dir,
             progress=advance,
         )
+        if settings.length_control != "off":
+            scorer = length_controlled(scorer, labels.rows, settings.length_control)
         scorer.save(directory)
         advance(1, 1, f"fitted on {len(scorer.trained_on)} pairs of the split `{split}`")
     return load(directory, context.base.path, cache_dir)

@@ -63,7 +63,7 @@ def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_di
 
     from evaluation import reward_case, reward_gates
     from palate.learn import labels_file
-    from reward_models.scorer import method_in
+    from reward_models.scorer import inner, method_in
 
     project = context.project
     directory = run_dir / f"reward-{role}"
@@ -86,7 +86,7 @@ def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_di
             people_apart=project.prefer.split.test_users > 0,
         )
         verdicts = tuple(reward_gates.judge_all(case, project.reward_gates))
-    return JudgedReward(directory, method_in(directory), case, verdicts, labels)
+    return JudgedReward(directory, method_in(inner(directory)), case, verdicts, labels)
 
 
 def figures(case: RewardCase, who: str) -> dict[str, Estimate]:

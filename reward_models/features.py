@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reward_models.language import language_of
+
 WORD = re.compile(r"\w+(?:['’]\w+)?", re.UNICODE)
 PATTERNS: dict[str, re.Pattern[str]] = {
     "list_items": re.compile(r"(?m)^\s*(?:[-*•]|\d+[.)])\s+"),
@@ -34,6 +36,7 @@ NAMES = (
     "words_per_sentence",
     "ends_finished",
     "non_ascii",
+    "other_language",
     "prompt_overlap",
 )
 
@@ -53,7 +56,9 @@ def text_features(prompts: Sequence[str], replies: Sequence[str]) -> np.ndarray:
 def _row(prompt: str, reply: str) -> list[float]:
     words = [w.lower() for w in WORD.findall(reply)]
     grams = list(zip(words, words[1:], words[2:], strict=False))
-    asked = {w.lower() for w in WORD.findall(prompt) if len(w) > 3}
+    asked_words = [w.lower() for w in WORD.findall(prompt)]
+    asked = {w for w in asked_words if len(w) > 3}
+    languages = {language_of(asked_words), language_of(words)} - {None}
     sentences = max(1, len(re.findall(r"[.!?]+(?:\s|$)", reply)))
     counts = [float(np.log1p(len(p.findall(reply)))) for p in PATTERNS.values()]
     return [
@@ -63,5 +68,6 @@ def _row(prompt: str, reply: str) -> list[float]:
         float(np.log1p(len(words) / sentences)),
         float(reply.rstrip()[-1:] in tuple(".!?…)\"'”`")),
         float(np.log1p(sum(ord(c) > 127 for c in reply))),
+        float(len(languages) == 2),  # known of both, and not the same
         len(asked & set(words)) / max(1, len(asked)),
     ]

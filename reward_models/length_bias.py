@@ -31,7 +31,7 @@ import numpy as np
 
 from reward_models import model_files, ties
 from reward_models.features import WORD
-from reward_models.scorer import Chat, RewardModelError, Rewards, Scorer, load
+from reward_models.scorer import INNER, Chat, RewardModelError, Rewards, Scorer, load
 from reward_models.temperature import parts
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Target = Literal["people", "zero"]
 NAMES = ("pearson", "spearman", "people", "expected", "excess")
 SLOPE_RIDGE = 0.01  # precision of the prior on the slope: keeps it finite where the longer reply always wins
-_INNER = "scorer"
 
 
 def log_words(completions: Sequence[str]) -> np.ndarray:
@@ -217,7 +216,7 @@ class LengthControlled:
     def save(self, directory: Path) -> None:
         """Write the scorer into a folder of `directory`, then `reward_model.json`, which makes it loadable."""
         with model_files.writing(directory) as about:
-            self.scorer.save(directory / _INNER)
+            self.scorer.save(directory / INNER)
             about |= {"method": "length_bias", "slope": self.slope, "centre": self.centre}
 
 
@@ -228,7 +227,7 @@ def load_length_controlled(directory: Path, base: Path, cache_dir: Path | None =
         RewardModelError: files are missing or unreadable.
     """
     with model_files.reading(directory) as about:
-        inner = load(directory / _INNER, base, cache_dir)
+        inner = load(directory / INNER, base, cache_dir)
         return LengthControlled(inner, float(about["slope"]), float(about["centre"]))
 
 

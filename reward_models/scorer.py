@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Chat = list[dict[str, str]]
 _MARKS = ("\nclass Config(", "\ndef fit(", "\ndef load(")
 """What the file of a reward model has; read as text, as importing one may import torch."""
+WRAPPERS = {"length_bias": "load_length_controlled", "temperature": "load_tempered"}
+"""What can be wrapped around a reward model: the module, and what loads it."""
+INNER = "scorer"
+"""The folder of a wrapper's directory that holds what it is wrapped around."""
 
 
 class RewardModelError(PalateError, ValueError):
@@ -42,8 +46,10 @@ class Rewards:
 class Scorer(Protocol):
     """A fitted reward model."""
 
-    trained_on: frozenset[str]
-    """`preference_id`s it was fitted on."""
+    @property
+    def trained_on(self) -> frozenset[str]:
+        """`preference_id`s it was fitted on."""
+        ...
 
     def score(
         self,
@@ -101,13 +107,29 @@ def method_in(directory: Path) -> str:
 
 
 def load(directory: Path, base: Path, cache_dir: Path | None = None) -> Scorer:
-    """Load a reward model that `save` wrote; `cache_dir` keeps embeddings between calls.
+    """Load a reward model, or what wraps one, that `save` wrote; `cache_dir` keeps embeddings between calls.
 
     Raises:
         RewardModelError: the directory holds no reward model.
     """
-    scorer: Scorer = method(method_in(directory)).load(directory, base, cache_dir)  # type: ignore[attr-defined]
+    name = method_in(directory)
+    if name in WRAPPERS:
+        wrapper = importlib.import_module(f"reward_models.{name}")
+        loaded: Scorer = getattr(wrapper, WRAPPERS[name])(directory, base, cache_dir)
+        return loaded
+    scorer: Scorer = method(name).load(directory, base, cache_dir)  # type: ignore[attr-defined]
     return scorer
+
+
+def inner(directory: Path) -> Path:
+    """Where the reward model itself lies: the directory, or a folder of it where something is wrapped around it.
+
+    Raises:
+        RewardModelError: the directory holds no reward model.
+    """
+    while method_in(directory) in WRAPPERS:
+        directory = directory / INNER
+    return directory
 
 
 def refuse_shared_rows(training: Scorer, evaluation: Scorer) -> None:

@@ -24,9 +24,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_models import model_files, ties
-from reward_models.scorer import Chat, RewardModelError, Rewards, Scorer, load
+from reward_models.scorer import INNER, Chat, RewardModelError, Rewards, Scorer, load
 
-_INNER = "scorer"
 _LEAST = 1e-300
 
 
@@ -258,7 +257,7 @@ class Tempered:
     def save(self, directory: Path) -> None:
         """Write the scorer into a folder of `directory`, then `reward_model.json`, which makes it loadable."""
         with model_files.writing(directory) as about:
-            self.scorer.save(directory / _INNER)
+            self.scorer.save(directory / INNER)
             about |= {"method": "temperature", "temperature": vars(self.temperature)}
 
 
@@ -269,4 +268,4 @@ def load_tempered(directory: Path, base: Path, cache_dir: Path | None = None) ->
         RewardModelError: files are missing or unreadable.
     """
     with model_files.reading(directory) as about:
-        return Tempered(load(directory / _INNER, base, cache_dir), Temperature(**about["temperature"]))
+        return Tempered(load(directory / INNER, base, cache_dir), Temperature(**about["temperature"]))
