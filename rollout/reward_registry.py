@@ -44,7 +44,7 @@ class RewardVersion(BaseModel):
     """MLflow logged model that holds the files."""
     run_id: str
     run_key: str
-    """Names the work that made it; registering the same work again gives the same version."""
+    """Names the work that made it; registering the same files of it again gives the same version."""
     gates: tuple[dict[str, Any], ...]
     overall: Overall
     created_ms: int
@@ -57,13 +57,13 @@ def name(registry: Registry) -> str:
 
 
 def versions(registry: Registry) -> list[RewardVersion]:
-    """Every reward model that palate registered, oldest first; of one work only the first."""
+    """Every reward model that palate registered, oldest first; of the same files of one work only the first."""
     ensure_registered_model(registry.client, name(registry))
-    found: dict[tuple[str, str], RewardVersion] = {}
+    found: dict[tuple[str, str, str], RewardVersion] = {}
     for version in all_versions(registry, name(registry)):
         read = _info(version)
         if read is not None:
-            found.setdefault((read.run_key, read.role), read)
+            found.setdefault((read.run_key, read.role, read.reward_sha256), read)
     return sorted(found.values(), key=lambda each: each.version)
 
 
@@ -84,6 +84,8 @@ def register(
 ) -> int:
     """Register what a reward model's `save` wrote. Killed anywhere and called again, there is one version.
 
+    A fit of the same work elsewhere may differ in its last bits: other files are another version.
+
     Args:
         registry: where to.
         directory: of the reward model.
@@ -93,7 +95,7 @@ def register(
         base_revision: its revision.
         dataset_version: whose rows it learned.
         run_id: MLflow run that fitted it.
-        run_key: names the work; with the role it names the version.
+        run_key: names the work; with the role and the files it names the version.
         verdicts: of its gates.
         metrics: numbers to show beside it.
         params: settings to show beside it.
@@ -102,11 +104,11 @@ def register(
         The version's number; the alias `newest` names it, and `passed` if it passed every gate.
 
     Raises:
-        BrokenAdapter: the directory holds no reward model, or the work was registered with other files.
+        BrokenAdapter: the directory holds no reward model.
     """
     ensure_registered_model(registry.client, name(registry))
     sha256 = check(directory)
-    known = _of_work(registry, run_key, role)
+    known = _of_work(registry, run_key, role, sha256)
     if known is None:
         files = stored.Files(name(registry), "reward", "palate-reward-model", f"{run_key}:{role}", sha256)
         model_id = stored.put(
@@ -135,15 +137,8 @@ def register(
                 name(registry), f"models:/{model_id}", run_id=run_id or None, tags=tags, model_id=model_id
             )
         )
-        known = _of_work(registry, run_key, role)
+        known = _of_work(registry, run_key, role, sha256)
         assert known is not None
-    if known.reward_sha256 != sha256:
-        raise BrokenAdapter(
-            f"Reward model v{known.version} was registered for this work with other files.",
-            got=f"{sha256} in {directory}",
-            allowed=known.reward_sha256,
-            next_step="register the changed reward model under another run key",
-        )
     _follow(registry)
     return known.version
 
@@ -222,9 +217,10 @@ def _candidates(known: Sequence[RewardVersion], alias: str) -> list[RewardVersio
     ]
 
 
-def _of_work(registry: Registry, run_key: str, role: Role) -> RewardVersion | None:
-    fitting = [each for each in versions(registry) if (each.run_key, each.role) == (run_key, role)]
-    return fitting[0] if fitting else None
+def _of_work(registry: Registry, run_key: str, role: Role, sha256: str) -> RewardVersion | None:
+    wanted = (run_key, role, sha256)
+    known = (each for each in versions(registry) if (each.run_key, each.role, each.reward_sha256) == wanted)
+    return next(known, None)
 
 
 def _info(version: Any) -> RewardVersion | None:
