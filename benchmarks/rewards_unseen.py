@@ -77,8 +77,8 @@ def fitted(everybody: Votes, inside: np.ndarray, config: LowRankConfig, personal
     return fit(everybody.take(np.flatnonzero(inside)), known, config, personal)
 
 
-def split(seed: int) -> tuple[LowRankConfig, np.ndarray]:
-    """(the setting chosen, losses (30, 1 + K)): of the global model, then after each k."""
+def split(seed: int) -> tuple[LowRankConfig, np.ndarray, np.ndarray]:
+    """(the setting chosen, losses (30, 1 + K): of the global model, then after each k; whose they are (30,))."""
     everybody, personal = votes()
     order = np.random.default_rng(seed).permutation(everybody.user.max() + 1)
     out, rest = order[:LEFT_OUT], order[LEFT_OUT:]
@@ -92,7 +92,7 @@ def split(seed: int) -> tuple[LowRankConfig, np.ndarray]:
         _, later = divided(everybody, person, seed)
         shared = float(outcome_loss(alone.predict(later, None), later.outcome).mean())
         losses.append([shared, *curve(model, everybody, person, seed)])
-    return config, np.array(losses)
+    return config, np.array(losses), out
 
 
 def plot(gains: list[Estimate], path: Path) -> None:
@@ -125,8 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     with ProcessPoolExecutor(options.processes) as pool:
         found = list(pool.map(split, range(options.splits)))
-    losses = np.concatenate([each for _, each in found])
-    gains = [bootstrap_mean(losses[:, 0] - losses[:, 1 + i], seed=0) for i in range(len(KS))]
+    losses = np.concatenate([each for _, each, _ in found])
+    people = np.concatenate([who for _, _, who in found])  # some are left out by several splits
+    gains = [bootstrap_mean(losses[:, 0] - losses[:, 1 + i], people, seed=0) for i in range(len(KS))]
     table = Table(
         "k", "log-loss, nats", "below global [95 %]", title=f"global: {losses[:, 0].mean():.4f} nats"
     )
@@ -138,13 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     console = Console()
     console.print(table)
-    console.print(f"splits: seeds 0-{options.splits - 1}; people: {len(losses)}")
-    for seed, (config, each) in enumerate(found):
+    console.print(
+        f"splits: seeds 0-{options.splits - 1}; people: {len(np.unique(people))}, left out {len(people)} times"
+    )
+    for seed, (config, each, _) in enumerate(found):
         means = " ".join(f"{value:.4f}" for value in each.mean(axis=0))
         console.print(
             f"split {seed}: rank {config.rank}, taste {config.taste_std}, habits {config.habit_std}: {means}"
         )
-    per_split = np.array([each[:, 0].mean() - each[:, 1].mean() for _, each in found])
+    per_split = np.array([each[:, 0].mean() - each[:, 1].mean() for _, each, _ in found])
     if len(per_split) > 1:
         console.print("gain at k = 0, over splits: {:.4f} [{:.4f}, {:.4f}]".format(*t_interval(per_split)))
     console.print(f"{time.monotonic() - started:.0f} s")

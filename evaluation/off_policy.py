@@ -147,6 +147,12 @@ def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:
             allowed=f"at least {config.min_ess:g} (min_ess)",
             next_step="log more replies, explore more, or compare with a policy nearer to the logged one",
         )
+    if np.ptp(logged.reward[w > 0]) == 0:
+        raise InsufficientOverlap(
+            "All rewards are the same, which tells nothing of how much they vary; no value is estimated.",
+            got=f"{float(logged.reward[w > 0][0]):g} for all of {int((w > 0).sum())} replies",
+            next_step="log more replies, until both outcomes have happened",
+        )
     estimate = partial(
         bootstrap_ratio, clusters=logged.clusters, seed=seed, resamples=config.resamples, skewed=True
     )

@@ -104,7 +104,7 @@ class Reward(BaseModel):
     ensemble: EnsembleConfig = EnsembleConfig()
     """Settings of the ensemble; its members have their own below it."""
     length_control: Literal["off", "people", "zero"] = "off"
-    """`people` takes out what the reward gives for length beyond what people give, `zero` all of it."""
+    """`zero` takes out all that the reward gives for length, `people` what it gives beyond people's own choices."""
     labels: LabelsConfig = LabelsConfig()
     """What feedback is worth as a label: implicit signals, who rates, who acts together, who says too much."""
 

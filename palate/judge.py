@@ -142,7 +142,11 @@ def _rows(
     if scorer is None:
         return schema.empty_table()
     chats = [p.prompt for p in prompts]
-    reward = {name: scorer.score(chats, [r.text for r in given]).mean for name, given in replies.items()}
+    users, agents = [p.user_id for p in prompts], [p.agent for p in prompts]
+    reward = {
+        name: scorer.score(chats, [r.text for r in given], users, agents).mean
+        for name, given in replies.items()
+    }
     kl = kl_per_token(logprobs["candidate"], logprobs["champion"])
     columns = {
         "prompt_id": [p.id for p in prompts],

@@ -45,7 +45,9 @@ class Acquaintance:
         uses = np.array([[float(a == one) for one in self.agents] for a in agents])
         texts = ["\n".join(list(own)[:FIRST_MESSAGES]) for own in messages]
         writes = text_features([""] * len(texts), texts)
-        return (np.concatenate([uses.reshape(len(texts), -1), writes], axis=1) - self.center) / self.scale
+        return (
+            np.concatenate([uses.reshape(len(texts), len(self.agents)), writes], axis=1) - self.center
+        ) / self.scale
 
     def names(self) -> list[str]:
         """What each column of a description is."""

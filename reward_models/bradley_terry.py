@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,7 +32,9 @@ class Config(BaseModel):
 
     components: int = Field(default=24, ge=0)
     """Principal components of the embedding that are kept."""
-    ridges: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
+    ridges: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(1.0, 3.0, 10.0, 30.0, 100.0), min_length=1
+    )
     """Prior precisions tried by cross-validation."""
     folds: int = Field(default=5, ge=2)
     """Cross-validation folds; a prompt is never in two of them."""
@@ -105,9 +107,9 @@ class BradleyTerry:
         return dict(zip(NAMES, map(float, self.fitted.weights[-len(NAMES) :]), strict=True))
 
     def update(self, rows: pa.Table) -> BradleyTerry:
-        """The model after more paired PREFERENCES rows, as if it had been fitted on all of them at once.
+        """The model after more paired PREFERENCES rows: what a fit of all with its projection and ridge gives.
 
-        Projection and ridge stay; only rows that are new are embedded. Rows already learned change nothing.
+        Those stay as they were chosen; only rows that are new are embedded. Rows already learned change nothing.
         """
         new = _pairs(unlearned(rows, self.trained_on))
         if not new.num_rows:

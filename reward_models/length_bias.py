@@ -137,7 +137,11 @@ def debias(
 
 
 def slope(
-    probabilities: np.ndarray, choice: np.ndarray, longer: np.ndarray, target: Target = "people"
+    probabilities: np.ndarray,
+    choice: np.ndarray,
+    longer: np.ndarray,
+    target: Target = "people",
+    weight: np.ndarray | None = None,
 ) -> float:
     """Reward per log word that is to be subtracted; see the module's text.
 
@@ -146,32 +150,34 @@ def slope(
         choice: (N,) 1 where it won, -1 where it lost, 0 for a tie.
         longer: (N,) log words of the first reply less the second's.
         target: `people`: expected as they choose; `zero`: no correlation of rewards with length.
+        weight: (N,) of the pairs; all alike when None.
 
     Raises:
         RewardModelError: no pair whose lengths differ, or no such target.
     """
     d, log_nu = parts(probabilities)
     x, y = np.asarray(longer, dtype=np.float64), np.asarray(choice, dtype=np.float64)
-    if not x.any():
+    w = np.ones(len(x)) if weight is None else np.asarray(weight, dtype=np.float64)
+    if not (w * x).any():
         raise RewardModelError(
             "A length slope needs pairs whose lengths differ.",
             got=f"{len(x)} pairs",
             next_step="palate build",
         )
     if target == "zero":
-        return float(d @ x / (x @ x))
+        return float((w * d) @ x / ((w * x) @ x))
     if target != "people":
         raise RewardModelError(
             "There is no such target.", got=target, allowed="people, zero", next_step="choose one"
         )
 
     def score(added: float) -> float:
-        return float((y - _lean(d + added * x, log_nu)) @ x / 2 - SLOPE_RIDGE * added)
+        return float((w * (y - _lean(d + added * x, log_nu))) @ x / 2 - SLOPE_RIDGE * added)
 
     from scipy.optimize import brentq
 
     # The score falls in `added`; |y - lean| <= 2 bounds how far from zero its root can lie.
-    far = float(np.abs(x).sum()) / SLOPE_RIDGE + 1
+    far = float((w * np.abs(x)).sum()) / SLOPE_RIDGE + 1
     return -float(brentq(score, -far, far, xtol=1e-10))
 
 
@@ -232,15 +238,15 @@ def load_length_controlled(directory: Path, base: Path, cache_dir: Path | None =
 
 
 def length_controlled(scorer: Scorer, rows: pa.Table, target: Target = "people") -> LengthControlled:
-    """The scorer with the slope that its training rows ask for.
+    """The scorer with the slope that rows ask for; `people` only ever takes a love of length out.
+
+    On the rows it was fitted on, a scorer that has length among its features loves it no more than people do, and less
+    where a ridge shrinks it: `people` then changes nothing there. Rows that it has not seen tell more.
 
     Args:
         scorer: a fitted one.
-        rows: PREFERENCES rows it was fitted on; unpaired ones are passed over.
+        rows: PREFERENCES rows; unpaired ones are passed over. Without a pair whose lengths differ nothing is taken out.
         target: see `slope`.
-
-    Raises:
-        RewardModelError: no pair whose lengths differ.
     """
     import pyarrow.compute as pc
 
@@ -251,5 +257,10 @@ def length_controlled(scorer: Scorer, rows: pa.Table, target: Target = "people")
     # Chosen first throughout: turning a pair round changes no sum.
     choice = np.array([margin != 0 for margin in columns["margin"]], dtype=float)
     p = scorer.probabilities(rewards[:n] - rewards[n:])
-    found = slope(p, choice, words[:n] - words[n:], target)
+    longer, weight = words[:n] - words[n:], np.asarray(columns["weight"], dtype=np.float64)
+    if not (weight * longer).any():
+        return LengthControlled(scorer, 0.0)
+    found = slope(p, choice, longer, target, weight)
+    # A ridge makes a scorer love length less than people do: that is caution, and is not to be undone here.
+    found = max(0.0, found) if target == "people" else found
     return LengthControlled(scorer, found, float(words.mean()))

@@ -252,6 +252,7 @@ def choose_trust(
     """
     everybody = list(votes.by_person())
     half = np.random.default_rng(seed).permutation(len(known)) % 2
+    trusts = [0.0, *(trust for trust in trusts if trust > 0)]  # of equal losses the first is taken: no trust
     losses = np.zeros(len(trusts))
     for side in (0, 1):
         inside = (votes.user < 0) | (half[votes.user] == side)
@@ -262,19 +263,17 @@ def choose_trust(
             own = votes.take(rows)
             for i, trust in enumerate(trusts):
                 losses[i] += _forward_loss(replace(fitted, trust=trust), own, known[person])
-    best = int(np.argmin(losses))
-    worth = losses[best] < losses[int(np.argmin(np.abs(trusts)))]
-    return trusts[best] if worth else 0.0
+    return trusts[int(np.argmin(losses))]
 
 
 def _forward_loss(taste: LowRank, own: Votes, known: np.ndarray) -> float:
-    """Mean log-loss of a person's votes, each predicted from those before it in blocks that double."""
+    """Weighted mean log-loss of a person's votes, each predicted from those before it in blocks that double."""
     if taste.trust == 0:
-        return float(outcome_loss(taste.predict(own, None), own.outcome).mean())
+        return float(np.average(outcome_loss(taste.predict(own, None), own.outcome), weights=own.weight))
     belief, done, total = taste.prior(known), 0, 0.0
     while done < len(own.outcome):
         block = own.take(np.arange(done, min(2 * done + 1, len(own.outcome))))
-        total += float(outcome_loss(taste.predict(block, belief), block.outcome).sum())
+        total += float((block.weight * outcome_loss(taste.predict(block, belief), block.outcome)).sum())
         done += len(block.outcome)
         belief = taste.learn(own.take(np.arange(done)), taste.prior(known))
-    return total / len(own.outcome)
+    return total / float(own.weight.sum())

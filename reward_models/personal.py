@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,7 +48,9 @@ class Config(BaseModel):
     """With fewer rows the fit refuses (exit code 4)."""
     taste: LowRankConfig = LowRankConfig()
     """How people may differ."""
-    trusts: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
+    trusts: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        default=(0.0, 0.25, 0.5, 1.0), min_length=1
+    )
     """Factors on what is personal that are tried on people who were not fitted; 0 is the shared taste alone."""
     min_people: int = Field(default=8, ge=2)
     """With fewer people who voted, nothing personal is believed."""

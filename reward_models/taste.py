@@ -269,6 +269,6 @@ def posteriors(
                 break
             length[worse] /= 2
         theta, best = theta + length[:, None] * step, reached
-        if np.abs(step).max() < 1e-8:
+        if np.abs(step).max(initial=0.0) < 1e-8:
             break
     return theta, np.linalg.inv(curved(p)[1])

@@ -144,3 +144,9 @@ def test_wrong_propensities_are_refused_and_right_ones_hardly_ever() -> None:
     assert refused <= 1
     with pytest.raises(InsufficientOverlap, match="do not average 1"):
         evaluate(replace(logged, propensity=logged.propensity / 2), FEW, seed=0)
+
+
+def test_rewards_that_never_vary_are_refused() -> None:
+    silent = Logged(np.zeros(1000), np.full(1000, 0.5), np.full(1000, 0.5))
+    with pytest.raises(InsufficientOverlap, match="All rewards are the same"):
+        evaluate(silent, Config(), seed=0)

@@ -172,3 +172,10 @@ def test_a_real_scorer_loses_its_length_slope_and_comes_back_from_disk(tiny_base
 def lean_raw(scorer, rewards):
     p = scorer.probabilities(rewards[:80] - rewards[80:])
     return p[:, 0] - p[:, 2]
+
+
+def test_a_slope_hears_pairs_by_their_weight():
+    p = ties.probabilities(np.array([1.0, -1.0]), -0.3)
+    choice, longer = np.array([1.0, 1.0]), np.array([1.0, 1.0])
+    light = length_bias.slope(p, choice, longer, "zero", np.array([3.0, 1.0]))
+    assert light == pytest.approx((3 * 1.0 - 1 * 1.0) / 4)

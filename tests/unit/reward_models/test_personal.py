@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from reward_models import personal, scorer
 from reward_models.heldout import predict
@@ -179,3 +180,20 @@ def test_what_is_believed_can_be_read(fitted: personal.Personal) -> None:
     own = fitted.explain(fitted.people["user-01"].belief)["log_words"]
     everybody = fitted.explain()["log_words"]
     assert own[0] > everybody[0] and own[1] >= everybody[1] > 0
+
+
+def test_where_nobody_is_known_there_is_one_taste(tiny_base: Path) -> None:
+    rows = [{**each, "user_id": None} for each in opposed(4, 10)]
+    model = personal.fit(CONFIG, table(rows), base=tiny_base, seed=0)
+    assert (model.taste.trust, model.people) == (0.0, {})
+    chat = [[{"role": "user", "content": "What about the harbour?"}]]
+    assert np.isfinite(model.score(chat, ["Golden nets."]).mean).all()
+
+
+def test_a_trust_alone_is_measured_against_none(tiny_base: Path) -> None:
+    sure = CONFIG.model_copy(update={"trusts": (1.0,)})
+    assert personal.fit(sure, table(opposed(20, 12)), base=tiny_base, seed=0).taste.trust == 1.0
+    with pytest.raises(ValidationError):
+        personal.Config(trusts=())
+    with pytest.raises(ValidationError):
+        personal.Config(trusts=(-1.0,))
