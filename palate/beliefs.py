@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,16 +62,11 @@ def _heard(context: Context, folder: Path, rows: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from palate.learn import labels_file
+    from palate.learn import heard
 
-    silenced: list[str] = []
-    with suppress(OSError, ValueError):
-        silenced = list(json.loads(labels_file(folder).read_text(encoding="utf-8")).get("brigade") or ())
+    rows = heard(folder, rows)
     implicit = pa.array(context.project.reward.labels.implicit.rules, pa.string())
-    away = pc.or_(
-        pc.is_in(rows["rule"], implicit), pc.is_in(rows["user_id"], pa.array(silenced, pa.string()))
-    )
-    return rows.filter(pc.invert(away))
+    return rows.filter(pc.invert(pc.is_in(rows["rule"], implicit)))
 
 
 def _folder(project: Project) -> tuple[Path, str]:

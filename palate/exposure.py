@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 MOST = 100_000
 """So many silent interactions at most are looked at; of more, a sample by the hash of their content."""
-_EXPLICIT = '"kind":"(thumb|rating|vote|edit|accept|reject)"'
-"""In a canonical body; a quote inside of a text is escaped there, so no text can look like it."""
+_KINDS = ("thumb", "rating", "vote", "edit", "accept", "reject")
+_EXPLICIT = f'"kind":"({"|".join(_KINDS)})"'
+"""Every explicit signal's canonical body has it; a few others may, in their metadata."""
 
 
 def served(context: Context, dataset: Dataset, split: str) -> Exposure | None:
@@ -37,7 +38,8 @@ def served(context: Context, dataset: Dataset, split: str) -> Exposure | None:
         return None
     rated = _rated(context, table)
     found, share = _replies(context, table, rated)
-    replies = [reply for reply in found if _in_split(context, reply, split)]
+    use = "train" if split == "train" else "evaluate"
+    replies = [reply for reply in found if use in reply.uses and _in_split(context, reply, split)]
     if not replies:
         return None
     users = np.array([reply.user for reply in replies], dtype=object)
@@ -89,11 +91,16 @@ def _rated(context: Context, table: DeltaTable) -> set[str]:
     found = lookup.find(
         Layout(context.project.dir), explicit, columns=["body"], kinds={"feedback"}, table=table
     )
-    named = set(found["interaction_id"].drop_null().to_pylist())
-    votes = found.filter(pc.match_substring(found["body"], '"kind":"vote"'))
-    for body in votes["body"].to_pylist():
-        named.update(compared(orjson.loads(body)["value"]))
-    return named
+    named: dict[str, list[str]] = {}
+    taken_back: set[str] = set()
+    for body in found["body"].to_pylist():
+        signal = orjson.loads(body)
+        if signal.get("retracts") is not None:
+            taken_back.add(signal["retracts"])
+        elif signal["kind"] in _KINDS and signal["actor"] in context.project.prefer.actors:
+            about = compared(signal["value"]) if signal["kind"] == "vote" else [signal.get("interaction_id")]
+            named[signal["feedback_id"]] = [one for one in about if one is not None]
+    return {one for key, about in named.items() if key not in taken_back for one in about}
 
 
 class _Reply(NamedTuple):
@@ -104,6 +111,7 @@ class _Reply(NamedTuple):
     asked: str
     text: str
     prompt_key: str
+    uses: tuple[str, ...]
 
 
 def _replies(context: Context, table: DeltaTable, rated: set[str]) -> tuple[list[_Reply], float]:
@@ -144,6 +152,7 @@ def _replies(context: Context, table: DeltaTable, rated: set[str]) -> tuple[list
             last_user_message(reply["prompt"]),
             reply["completion"]["content"],
             prompt_key(reply["prompt"]),
+            tuple(reply["uses"]),
         )
     return [replies[key] for key in sorted(replies)], share
 

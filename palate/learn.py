@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +91,25 @@ def labels_file(reward_model: Path) -> Path:
     return reward_model.with_name(f"{reward_model.name}-labels.json")
 
 
+def heard(reward_model: Path, rows: pa.Table) -> pa.Table:
+    """Rows without those of people who act together, as the fit of that reward model found them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    silenced: list[str] = []
+    with suppress(OSError, ValueError):
+        silenced = list(
+            json.loads(labels_file(reward_model).read_text(encoding="utf-8")).get("brigade") or ()
+        )
+    return rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(silenced, pa.string()))))
+
+
 def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
     from palate.exposure import served
     from reward_models.labels import honest
     from reward_models.length_bias import length_controlled
     from reward_models.scorer import load, method
+    from rollout.versions import plain
 
     cache_dir, directory = context.project.embeddings_dir, run_dir / f"reward-{role}"
     if (directory / "reward_model.json").is_file():
@@ -103,7 +119,10 @@ def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split
     with context.out.stage(title, "texts") as advance:
         exposure = served(context, dataset, split) if settings.labels.who_rates else None
         labels = honest(dataset.rows(split), settings.labels, exposure=exposure, seed=context.project.seed)
-        write_json(labels_file(directory), {**labels.to_dict(), "notes": labels.notes})
+        write_json(labels_file(directory), plain({**labels.to_dict(), "notes": labels.notes}))
+        if labels.weightless:  # said before a fit that may refuse for want of rows
+            for note in labels.notes:
+                context.out.say(f"{title}: {note}")
         scorer: Scorer = module.fit(
             getattr(settings, settings.method),
             labels.rows,
@@ -130,7 +149,7 @@ def update(
     """
     from training import dpo
 
-    rows: pa.Table = dataset.rows("train")
+    rows: pa.Table = heard(run_dir / "reward-training", dataset.rows("train"))
     with context.out.stage("DPO update", "steps") as advance:
 
         def step(done: int, total: int, metrics: Mapping[str, float]) -> None:

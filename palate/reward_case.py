@@ -50,10 +50,20 @@ class JudgedReward:
         """As plain JSON."""
         return {
             "method": self.method,
-            "labels": dict(self.labels),
+            "labels": _counted(self.labels),
             "case": None if self.case is None else self.case.to_dict(),
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
         }
+
+
+def _counted(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Labels with how many people instead of who: ids stay in the workspace."""
+    counted = dict(labels)
+    if labels.get("brigade") is not None:
+        counted["brigade"] = len(labels["brigade"])
+    if "influence" in labels:
+        counted["influence"] = {**labels["influence"], "capped": len(labels["influence"]["capped"])}
+    return counted
 
 
 def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_dir: Path) -> JudgedReward:
@@ -112,9 +122,10 @@ def figures(case: RewardCase, who: str) -> dict[str, Estimate]:
 def register(job: Job, judged: Mapping[Role, JudgedReward]) -> dict[Role, int]:
     """Make each scorer a version of `<name>-reward`, with its verdicts; returns the versions."""
     from rollout import reward_registry
+    from rollout.versions import plain
 
     context = job.context
-    document = {role: each.to_dict() for role, each in judged.items()}
+    document = plain({role: each.to_dict() for role, each in judged.items()})
     write_json(job.dir / FILE, document)
     context.registry.client.log_text(
         job.run_id, json.dumps(document, indent=1, default=str, ensure_ascii=False), FILE
@@ -131,7 +142,7 @@ def register(job: Job, judged: Mapping[Role, JudgedReward]) -> dict[Role, int]:
             base_revision=context.base.revision,
             dataset_version=job.dataset.version,
             run_id=job.run_id,
-            run_key=job.learned,
+            run_key=job.key,
             verdicts=[verdict.to_dict() for verdict in each.verdicts],
             metrics={
                 f"reward_{role}/{name}": estimate.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def by_items(votes: Votes, cohorts: Sequence[np.ndarray], config: Config) -> dic
         inside = np.isin(u, family) & np.isin(v, family)
         for edge_p in _EDGES:
             edge = inside & (p <= edge_p)
-            for group in dense_groups(u[edge], v[edge], config):
+            smallest = _smallest(len(family), edge_p, allowed, config)
+            for group in dense_groups(u[edge], v[edge], config, smallest):
                 chosen = np.isin(u, group) & np.isin(v, group)
                 chance_of_it = group_chance(len(family), len(group), int((edge & chosen).sum()), edge_p)
                 if chance_of_it > allowed:
@@ -79,7 +81,8 @@ def _pairs(votes: Votes, config: Config) -> tuple[np.ndarray, np.ndarray, np.nda
     usual = alike[usable].sum() / max(1.0, pairs[usable].sum())
     # An item's own agreement, pulled to the usual one by as many pairs as five people make.
     expected = (alike + 20 * usual) / (pairs + 20)
-    rows = usable[votes.item]
+    often = np.bincount(votes.user, minlength=u) >= config.min_votes
+    rows = usable[votes.item] & often[votes.user]
 
     def matrix(chosen: np.ndarray, values: np.ndarray) -> sparse.csr_array:
         where = rows & chosen
@@ -111,8 +114,17 @@ def _pair_tails(same: np.ndarray, common: np.ndarray, chance: np.ndarray, config
     return beta_binomial_tail(same, common, chance, np.full(len(same), spread))
 
 
-def dense_groups(u: np.ndarray, v: np.ndarray, config: Config) -> list[np.ndarray]:
-    """Sets of people with edges to nearly all others of their set, of at least `min_group`.
+def _smallest(people: int, edge_p: float, allowed: float, config: Config) -> int:
+    """The least size at which a group with all its edges is too unlikely to be chance."""
+    sizes = range(config.min_group, people + 1)
+    unlikely = (m for m in sizes if group_chance(people, m, m * (m - 1) // 2, edge_p) <= allowed)
+    return next(unlikely, people + 1)
+
+
+def dense_groups(
+    u: np.ndarray, v: np.ndarray, config: Config, smallest: int | None = None
+) -> list[np.ndarray]:
+    """Sets of people with edges to nearly all others of their set, of at least `smallest`, else `min_group`.
 
     Whoever has the fewest edges is left out until everybody left has edges to `density` of the others (Charikar
     2000); the rest is searched again, so that a bridge between two groups joins nobody.
@@ -121,17 +133,26 @@ def dense_groups(u: np.ndarray, v: np.ndarray, config: Config) -> list[np.ndarra
     for a, b in zip(u.tolist(), v.tolist(), strict=True):
         near.setdefault(a, set()).add(b)
         near.setdefault(b, set()).add(a)
+    size = smallest or config.min_group
     groups, left = [], set(near)
-    while len(left) >= config.min_group:
+    while len(left) >= size:
         inside = set(left)
         degree = {a: len(near[a] & inside) for a in inside}
-        while inside and min(degree.values()) < config.density * (len(inside) - 1):
-            weakest = min(inside, key=lambda a: (degree[a], a))
-            inside.remove(weakest)
-            del degree[weakest]
-            for other in near[weakest] & inside:
+        weakest = [(count, a) for a, count in degree.items()]
+        heapq.heapify(weakest)
+        while len(inside) >= size:
+            count, a = weakest[0]
+            if a not in inside or count != degree[a]:  # out by now, or fewer edges since
+                heapq.heappop(weakest)
+                continue
+            if count >= config.density * (len(inside) - 1):
+                break
+            inside.remove(a)
+            for other in near[a] & inside:
                 degree[other] -= 1
-        if len(inside) >= config.min_group:
-            groups.append(np.array(sorted(inside)))
-        left -= inside or left
+                heapq.heappush(weakest, (degree[other], other))
+        if len(inside) < size:
+            break
+        groups.append(np.array(sorted(inside)))
+        left -= inside
     return groups

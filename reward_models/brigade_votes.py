@@ -75,7 +75,7 @@ def read(rows: pa.Table, user_ids: list[str | None], directions: np.ndarray | No
         if name is None:
             continue
         if rejected is None:
-            key, first = (columns["prompt_key"][i], chosen), bool(columns["label"][i])
+            key, first = (columns["prompt_key"][i], chosen), columns["label"][i] is not False
         else:
             key, first = (columns["prompt_key"][i], *sorted((chosen, rejected))), chosen <= rejected
         item[i] = items.setdefault(key, len(items))

@@ -49,7 +49,7 @@ class Kind:
 
     Attributes:
         rows: its rows.
-        compared: those of them on whose reply the same person, or anybody where none is known, gave a verdict.
+        compared: those of them on whose reply the same person gave a verdict.
         agreed: share of those that agree.
         weight: mean weight of all its rows now.
         turned: rows whose label was turned.
@@ -162,6 +162,8 @@ def _agreements(
     found = np.full(len(implicit), np.nan)
     for at, i in enumerate(implicit.tolist()):
         about = columns["prompt_key"][i], _spoken_of(columns, i), columns["user_id"][i]
+        if about[2] is None:
+            continue
         if said := verdicts.get(about):
             liked = columns["rejected"][i] is None and columns["label"][i] is not False
             found[at] = np.mean(said) if liked else 1 - np.mean(said)

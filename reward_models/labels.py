@@ -99,10 +99,9 @@ class Labels:
         if self.propensity is not None and self.propensity.corrected:
             said.append(self.propensity.sentence)
         if self.brigade is not None and self.brigade.users:
-            first, reason = next(iter(self.brigade.users.items()))
             said.append(
-                f"{len(self.brigade.users)} of {self.brigade.judged} people act together and are not heard, such as "
-                f"{first}: {reason}"
+                f"{len(self.brigade.users)} of {self.brigade.judged} people act together and are not heard; who and "
+                "why is in the run's labels file."
             )
         if self.influence.capped:
             said.append(
@@ -145,7 +144,10 @@ def honest(rows: pa.Table, config: Config, *, exposure: Exposure | None = None, 
         weight[explicit] *= _factors(rows, exposure, heard)[explicit]
     found = None
     if config.together:
-        found = brigade.detect(rows, config.brigade, _directions(rows), NAMES)
+        told = rows.filter(explicit & (weight > 0))
+        found = brigade.detect(told, config.brigade, _directions(told), NAMES)
+        silenced = np.array([user in found.users for user in rows["user_id"].to_pylist()], dtype=bool)
+        found = Brigade(np.where(silenced, config.brigade.factor, 1.0), found.users, found.judged)
         gone["brigade"] = int(((weight > 0) & (weight * found.factors == 0)).sum())
         weight *= found.factors
     capped = influence.capped(rows["user_id"].to_pylist(), weight, config.influence)
@@ -179,14 +181,19 @@ def _factors(rows: pa.Table, exposure: Exposure, heard: Weights) -> np.ndarray:
 
 
 def _directions(rows: pa.Table) -> np.ndarray:
-    """(N, F) named features of what was preferred less the other's; of a single reply less the average one's."""
-    columns = rows.select(["prompt", "chosen", "rejected", "label"]).to_pydict()
-    asked = [last_user_message(prompt) for prompt in columns["prompt"]]
-    chosen = text_features(asked, columns["chosen"])
+    """(N, F) named features of what was preferred less the other's.
+
+    Nothing of a single reply: less the average one it would tell what people are served, not what they prefer, and
+    people of a niche would look like a brigade.
+    """
+    columns = rows.select(["prompt", "chosen", "rejected"]).to_pydict()
     pairs = [i for i, text in enumerate(columns["rejected"]) if text is not None]
-    other = np.repeat(chosen.mean(axis=0, keepdims=True) if len(chosen) else chosen, len(chosen), axis=0)
+    directions = np.zeros((rows.num_rows, len(NAMES)))
     if pairs:
-        other[pairs] = text_features([asked[i] for i in pairs], [columns["rejected"][i] for i in pairs])
-    spread = chosen.std(axis=0) if len(chosen) else np.ones(len(NAMES))
-    sign = np.where([label is False for label in columns["label"]], -1.0, 1.0).reshape(-1, 1)
-    return np.asarray(sign * (chosen - other) / np.where(spread > 0, spread, 1.0))
+        asked = [last_user_message(columns["prompt"][i]) for i in pairs]
+        chosen, rejected = (
+            text_features(asked, [columns[side][i] for i in pairs]) for side in ("chosen", "rejected")
+        )
+        spread = chosen.std(axis=0)
+        directions[pairs] = (chosen - rejected) / np.where(spread > 0, spread, 1.0)
+    return directions

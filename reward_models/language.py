@@ -51,5 +51,7 @@ def _script(words: Collection[str]) -> str | None:
     latin = sum(word.isascii() for word in words) + scripts.pop("LATIN", 0)
     if not scripts:
         return None
+    if scripts.keys() & {"HIRAGANA", "KATAKANA"}:
+        return "ja"
     name, count = scripts.most_common(1)[0]
     return name.lower() if count > latin else None

@@ -238,7 +238,7 @@ def load_length_controlled(directory: Path, base: Path, cache_dir: Path | None =
 
 
 def length_controlled(scorer: Scorer, rows: pa.Table, target: Target = "people") -> LengthControlled:
-    """The scorer with the slope that rows ask for; `people` only ever takes a love of length out.
+    """The scorer with the slope that rows ask for, which only ever takes out of what it gives for length.
 
     On the rows it was fitted on, a scorer that has length among its features loves it no more than people do, and less
     where a ridge shrinks it: `people` then changes nothing there. Rows that it has not seen tell more.
@@ -261,6 +261,7 @@ def length_controlled(scorer: Scorer, rows: pa.Table, target: Target = "people")
     if not (weight * longer).any():
         return LengthControlled(scorer, 0.0)
     found = slope(p, choice, longer, target, weight)
-    # A ridge makes a scorer love length less than people do: that is caution, and is not to be undone here.
-    found = max(0.0, found) if target == "people" else found
+    # A ridge makes a scorer care less for length than people do: that is caution, and is not to be undone here.
+    own = slope(p, choice, longer, "zero", weight)
+    found = float(np.clip(found, min(0.0, own), max(0.0, own)))
     return LengthControlled(scorer, found, float(words.mean()))

@@ -14,6 +14,8 @@ from reward_models.scorer import RewardModelError
 
 _FURTHEST = 5.0  # standard deviations; one strange reply cannot get a propensity of its own
 TINY = 1e-6
+_FEWEST = 20
+"""Agents with fewer replies to learn from are told apart by nothing."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,17 @@ def design_of(served: Served, others: np.ndarray, inside: np.ndarray) -> np.ndar
     raw = np.concatenate(columns, axis=1)
     spread = raw[inside].std(axis=0)
     x = (raw - raw[inside].mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-    agent = codes(served.agent, len(raw))
+    agent = _common(codes(served.agent, len(raw)), inside)
     one_hot = (agent[:, None] == np.arange(max(agent.max() + 1, 0))[None]).astype(np.float64)
     return np.concatenate([np.clip(x, -_FURTHEST, _FURTHEST), one_hot], axis=1)
+
+
+def _common(agent: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """(N,) codes of agents with enough training rows, from 0; -1 for all others, who may be one for each session."""
+    known, code = np.unique(agent, return_inverse=True)
+    enough = (np.bincount(code, inside, minlength=len(known)) >= _FEWEST) & (known >= 0)
+    renamed = np.where(enough, np.cumsum(enough) - 1, -1)
+    return np.asarray(renamed[code])
 
 
 def predicted(

@@ -97,6 +97,7 @@ def test_a_brigade_is_not_heard():
     assert not any(str(u).startswith("brigade") for u in labels.rows["user_id"].to_pylist())
     assert labels.weightless == {"brigade": 120}
     assert "4 of 44 people act together and are not heard" in labels.notes[0]
+    assert "brigade-" not in labels.notes[0]  # ids stay in the labels file
     lenient = honest(table(rows), Config(brigade=BrigadeConfig(factor=0.5)))
     assert lenient.rows.num_rows == len(rows)
 
@@ -107,3 +108,22 @@ def test_little_or_nothing_is_no_fault(rows):
         table(rows), Config(), exposure=Exposure([], Served(None, None, np.zeros((0, 0)), np.zeros(0, bool)))
     )
     assert labels.rows.num_rows == len(rows)
+
+
+def test_people_of_a_niche_who_like_what_they_are_served_are_no_brigade():
+    dice = np.random.default_rng(2)
+    rows, number = [], 0
+    for n in range(60):
+        coder = n < 5
+        for _ in range(20):
+            reply = (
+                "```\nx = 1\n```\n" * 3 + f"{number}"
+                if coder
+                else f"word {number} " * int(dice.integers(3, 9))
+            )
+            rows.append(row(number, user_id=f"user-{n:02}", prompt_key=f"p-{number}", chosen=reply, rejected=None,
+                            label=bool(dice.random() < 0.85), rule="unpaired"))  # fmt: skip
+            number += 1
+    labels = honest(table(rows), Config())
+    assert labels.brigade is not None and labels.brigade.judged == 60
+    assert labels.brigade.users == {}
