@@ -96,6 +96,8 @@ def connect(workspace: Path, config: RegistryConfig) -> Registry:
     client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
     try:
         with _one_at_a_time(home) if artifacts else contextlib.nullcontext():
+            if artifacts:
+                _new_database(home / "mlflow.db")
             experiment_id = _experiment(client, config.experiment, artifacts)
             for name in (config.name, f"{config.name}-decisions"):
                 ensure_registered_model(client, name)
@@ -145,6 +147,23 @@ def _quieten() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.store.model_registry", "mlflow.store.artifact"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _new_database(final: Path) -> None:
+    """Let MLflow make its tables beside, and rename: killed in one of its migrations it could never go on."""
+    if final.exists():
+        return
+    import sqlite3
+
+    from mlflow import MlflowClient
+
+    fresh = final.with_name(f".{final.name}.new")
+    for left in final.parent.glob(f"{fresh.name}*"):
+        left.unlink()
+    MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+    with contextlib.closing(sqlite3.connect(fresh)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing may stay in a file that is not renamed
+    fresh.rename(final)
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

@@ -90,3 +90,12 @@ def test_versions_of_somebody_else_are_passed_over(registry, tmp_path):
         reward_registry.name(registry), f"file://{tmp_path}", tags={"gates": "nonsense"}
     )
     assert [each.version for each in reward_registry.versions(registry)] == [1]
+
+
+def test_a_database_half_made_by_a_killed_process_is_made_anew(tmp_path: Path) -> None:
+    home = tmp_path / "workspace" / "mlflow"
+    home.mkdir(parents=True)
+    (home / ".mlflow.db.new").write_bytes(b"half of a database")
+    registry = connect(tmp_path / "workspace", RegistryConfig())
+    assert reward_registry.versions(registry) == []
+    assert (home / "mlflow.db").stat().st_size > 10_000
