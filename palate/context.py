@@ -139,11 +139,20 @@ def quiet_libraries() -> None:
 
 def learn_key(context: Context, dataset_version: str, champion_sha256: str) -> str:
     """Names what is learned by all it depends on; judging it anew with other gates does not train it anew."""
+    from reward_models.features import NAMES
+
     project = context.project
     parts = {part: json.loads(getattr(project, part).model_dump_json()) for part in ("reward", "train")}
     base = [context.base.id, context.base.revision]
     return _digest(
-        {"dataset": dataset_version, "champion": champion_sha256, "base": base, "seed": project.seed, **parts}
+        {
+            "dataset": dataset_version,
+            "champion": champion_sha256,
+            "base": base,
+            "seed": project.seed,
+            "features": NAMES,  # a reward model of other columns must not be taken up
+            **parts,
+        }
     )
 
 
