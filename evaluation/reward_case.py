@@ -29,7 +29,7 @@ from evaluation.worst_users import worst_users
 from reward_models import drift, length_bias, temperature, ties
 from reward_models.drift import Config as DriftConfig
 from reward_models.drift import Drift
-from reward_models.heldout import Heldout, predict
+from reward_models.heldout import Heldout, loser_first, predict
 from reward_models.scorer import Scorer
 from reward_models.temperature import Config as TemperatureConfig
 from reward_models.temperature import Temperature
@@ -220,7 +220,7 @@ def _longer(paired: pa.Table, predicted: Heldout) -> Array:
         EvaluationError: it presented the pairs in another way than is thought here.
     """
     columns = paired.select(["preference_id", "chosen", "rejected"]).to_pydict()
-    flip = np.array([int(i[8:16], 16) % 2 == 1 for i in columns["preference_id"]], dtype=bool)
+    flip = loser_first(columns["preference_id"])
     if (flip != (predicted.outcome == ties.LOSS))[predicted.decided].any():
         raise EvaluationError("Predictions do not belong to these rows.", got="another order of replies")
     longer = length_bias.log_words(columns["chosen"]) - length_bias.log_words(columns["rejected"])

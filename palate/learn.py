@@ -91,16 +91,19 @@ def labels_file(reward_model: Path) -> Path:
     return reward_model.with_name(f"{reward_model.name}-labels.json")
 
 
+def labels_of(reward_model: Path) -> dict[str, Any]:
+    """What the rows of a reward model were worth; nothing where it was fitted before that was kept."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads(labels_file(reward_model).read_text(encoding="utf-8")))
+    return {}
+
+
 def heard(reward_model: Path, rows: pa.Table) -> pa.Table:
     """Rows without those of people who act together, as the fit of that reward model found them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    silenced: list[str] = []
-    with suppress(OSError, ValueError):
-        silenced = list(
-            json.loads(labels_file(reward_model).read_text(encoding="utf-8")).get("brigade") or ()
-        )
+    silenced = list(labels_of(reward_model).get("brigade") or ())
     return rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(silenced, pa.string()))))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,14 +71,11 @@ def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_di
     import pyarrow.compute as pc
 
     from evaluation import reward_case, reward_gates
-    from palate.learn import labels_file
+    from palate.learn import labels_of
     from reward_models.scorer import inner, method_in
 
     project = context.project
     directory = run_dir / f"reward-{role}"
-    labels: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):
-        labels = json.loads(labels_file(directory).read_text(encoding="utf-8"))
     test = dataset.rows("test")
     # What people did is no verdict to judge by: only their explicit word is.
     implicit = pa.array(project.reward.labels.implicit.rules, pa.string())
@@ -96,7 +92,7 @@ def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_di
             people_apart=project.prefer.split.test_users > 0,
         )
         verdicts = tuple(reward_gates.judge_all(case, project.reward_gates))
-    return JudgedReward(directory, method_in(inner(directory)), case, verdicts, labels)
+    return JudgedReward(directory, method_in(inner(directory)), case, verdicts, labels_of(directory))
 
 
 def figures(case: RewardCase, who: str) -> dict[str, Estimate]:
@@ -108,7 +104,7 @@ def figures(case: RewardCase, who: str) -> dict[str, Estimate]:
         "accuracy": "accuracy on decided pairs",
         "worst_users": "gain of the worst tenth of people (nats)",
         "temperature": "temperature that held-out people ask for",
-        "length_reward": "correlation of reward and length",
+        "length_pearson": "correlation of reward and length",
         "length_excess": "its love of length beyond people's own",
     }
     found = case.estimates()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,11 @@ class Heldout:
         return win / np.maximum(win + loss, 1e-12)
 
 
+def loser_first(preference_ids: Sequence[str]) -> np.ndarray:
+    """(N,) bool: pairs that are presented with the rejected reply first."""
+    return np.array([int(i[8:16], 16) % 2 == 1 for i in preference_ids], dtype=bool)
+
+
 def predict(scorer: Scorer, rows: pa.Table) -> Heldout:
     """Predict the paired rows of `rows`; half of them are presented loser first, so that 0.5 is chance."""
     import pyarrow.compute as pc
@@ -64,7 +70,7 @@ def predict(scorer: Scorer, rows: pa.Table) -> Heldout:
         user_ids=columns["user_id"] * 2,
         agents=columns["agent"] * 2,
     ).mean
-    flip = np.array([int(i[8:16], 16) % 2 == 1 for i in columns["preference_id"]], dtype=bool)
+    flip = loser_first(columns["preference_id"])
     difference = np.where(flip, rewards[n:] - rewards[:n], rewards[:n] - rewards[n:])
     tie = np.asarray(columns["margin"]) == 0
     outcome = np.where(tie, ties.TIE, np.where(flip, ties.LOSS, ties.WIN))
