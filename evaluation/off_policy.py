@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evaluation.errors import EvaluationError
 from evaluation.estimates import Estimate, bootstrap_ratio
+from reward_models.sample_size import effective_size
 
 
 class InsufficientOverlap(EvaluationError):
@@ -125,9 +126,7 @@ class Value:
 
 def effective_sample_size(weights: npt.ArrayLike) -> float:
     """Kish's: (sum of w)^2 / sum of w^2; 0 where all weights are."""
-    w = np.asarray(weights, dtype=np.float64)
-    square = float((w**2).sum())
-    return float(w.sum() ** 2 / square) if square else 0.0
+    return effective_size(np.asarray(weights, dtype=np.float64))
 
 
 def evaluate(logged: Logged, config: Config, *, seed: int) -> Value:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from reward_models.sample_size import effective_size
 from reward_models.scorer import RewardModelError
 
 
@@ -110,12 +111,6 @@ def capped(user_ids: Sequence[str | None], weights: np.ndarray, config: Config |
         anonymous=float(after[~known].sum()),
     )
     return Capped(after, report)
-
-
-def effective_size(weights: np.ndarray) -> float:
-    """Kish's effective sample size (Kish 1965, Survey Sampling): (sum w)^2 / sum w^2; 0 without weight."""
-    square = float((weights**2).sum())
-    return float(weights.sum()) ** 2 / square if square > 0 else 0.0
 
 
 def _cap(totals: np.ndarray, config: Config) -> float:

@@ -36,6 +36,7 @@ from reward_models.rating_model import (
     others_of,
     predicted,
 )
+from reward_models.sample_size import effective_size
 from reward_models.scorer import RewardModelError
 
 
@@ -177,12 +178,6 @@ def weigh(served: Served, config: Config | None = None, seed: int = 0) -> Weight
         effective_size(stabilised), effective_size(weight),
     )  # fmt: skip
     return Weights(propensity, weight / weight.mean(), report)
-
-
-def effective_size(weight: np.ndarray) -> float:
-    """So many equal weights tell as much: (sum w)^2 / sum w^2 (Kish 1965, Survey Sampling)."""
-    squares = float((weight**2).sum())
-    return float(weight.sum()) ** 2 / squares if squares else 0.0
 
 
 def cap_for(weight: np.ndarray, highest: float, least_share: float) -> float:
