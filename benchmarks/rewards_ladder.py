@@ -11,6 +11,7 @@ rungs differ in what they know and in nothing else:
     + user ties     how readily each person ties
     + user style    each person's own weights of style
     palate          also each person's lean and scale, and what is known of each reply, pair and prompt by now
+    nobody known    palate's last rung without anything about the person: what is left is what knowing them is worth
 
 Widths of priors are chosen rung by rung on one half of the people and used to predict the other half, both ways:
 no vote is predicted with a width chosen on its person.
@@ -47,6 +48,7 @@ RUNGS: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 """What each rung adds to the one before, and the widths that are tried."""
+NOBODY = "nobody known"
 ORDERS = 10
 MIN_GAIN, MIN_ACCURACY = 0.01, 0.51
 
@@ -144,6 +146,7 @@ def tuned(half: int) -> dict[str, dict[str, float]]:
             losses = [float(np.nanmean(stream().run(order, {**width, name: value})[0])) for value in tried]
             width[name] = tried[int(np.argmin(losses))]
         chosen[rung] = dict(width)
+    chosen[NOBODY] = {name: value for name, value in width.items() if not name.startswith("user")}
     return chosen
 
 
@@ -154,7 +157,7 @@ def measured(task: tuple[int, dict[int, dict[str, dict[str, float]]]]) -> dict[s
     order = np.random.default_rng(seed).permutation(len(votes.user))
     loss, right = marginal(votes.outcome, order)
     found = {"marginal": (float(loss.mean()), float(right.mean()))}
-    for rung in RUNGS:
+    for rung in (*RUNGS, NOBODY):
         both = {side: stream().run(order, widths[1 - side][rung]) for side in (0, 1)}
         loss, right = (np.where(half == 0, both[0][k], both[1][k]) for k in (0, 1))
         found[rung] = (float(loss.mean()), float(right.mean()))
@@ -177,13 +180,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "knows", "log-loss, nats [95 %]", "accuracy [95 %]", title="llmfao, one pass, three outcomes"
     )
     loss, accuracy = {}, {}
-    for rung in ("marginal", *RUNGS):
+    for rung in ("marginal", *RUNGS, NOBODY):
         loss[rung] = t_interval(np.array([order[rung][0] for order in orders]))
         accuracy[rung] = t_interval(np.array([order[rung][1] for order in orders]))
         table.add_row(rung, _shown(loss[rung]), _shown(accuracy[rung]))
     console.print(table)
     console.print(f"orders: seeds 0-{options.orders - 1}; halves of people: seed 2026; widths: {widths}")
     console.print(f"{time.monotonic() - started:.0f} s")
+    person = t_interval(np.array([order[NOBODY][0] - order["palate"][0] for order in orders]))
+    console.print(f"knowing the person, everything else alike: {_shown(person)} nats")
     best = min((rung for rung in loss if rung != "palate"), key=lambda rung: loss[rung][0])
     gain = loss[best][0] - loss["palate"][0]
     checks = [
@@ -192,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "intervals apart", "yes", f"{loss['palate'][2]:.4f} < {loss[best][1]:.4f}",
             loss["palate"][2] < loss[best][1],
         ),
+        Check("knowing the person alone, nats", "> 0", _shown(person), person[1] > 0),
         Check(
             "three-way accuracy", f">= {MIN_ACCURACY:.0%}", f"{accuracy['palate'][0]:.1%}",
             accuracy["palate"][0] >= MIN_ACCURACY,

@@ -138,11 +138,19 @@ def _first(prompt: list[_Said]) -> str:
 
 
 def prompt_keys(interactions: pa.Table) -> pa.Table:
-    """Id, session and prompt key of each interaction, in `PROMPT_KEYS`."""
-    bodies = interactions.column("body").cast(pa.binary()).to_pylist()
-    keys = [key_of_text(folded(_first(_decode(body).prompt))) for body in bodies]
+    """Id, session and prompt key of each interaction, in `PROMPT_KEYS`.
+
+    A column `prompt_key` says which are known already; only the others' bodies are read.
+    """
     ids = interactions.select(["interaction_id", "session_id"]).combine_chunks()
-    return ids.append_column("prompt_key", pa.array(keys, pa.string())).cast(PROMPT_KEYS)
+    if "prompt_key" in interactions.column_names:
+        known = interactions.column("prompt_key").combine_chunks()
+    else:
+        known = pa.nulls(interactions.num_rows, pa.string())
+    unknown = known.is_null()
+    bodies = interactions.column("body").filter(unknown).cast(pa.binary()).to_pylist()
+    keys = pa.array([key_of_text(folded(_first(_decode(body).prompt))) for body in bodies], pa.string())
+    return ids.append_column("prompt_key", pc.replace_with_mask(known, unknown, keys)).cast(PROMPT_KEYS)
 
 
 def waiting_group(what: Literal["interaction", "session"], missing: str) -> str:

@@ -24,7 +24,7 @@ from feedback.events import compared
 from feedback.joining import PROMPT_KEYS, prompt_keys, waiting_group
 
 from .groups_store.keys import GROUP, group_keys, hex_keys, id_keys, union
-from .groups_store.segment import STORED
+from .groups_store.segment import LOADED, STORED
 from .groups_store.store import Store
 
 
@@ -33,7 +33,7 @@ class Affected:
     """What has to be worked on.
 
     Attributes:
-        events: In `STORED`: the new ones and all that the store has in the groups.
+        events: In `LOADED`: the new ones and all that the store has in the groups.
         groups: (G,) S32: the groups that were loaded from the store.
         elsewhere: In `PROMPT_KEYS`: interactions and sessions that the events name and that are elsewhere.
     """
@@ -52,7 +52,8 @@ def affected(store: Store, new: pa.Table, also: np.ndarray | None = None) -> Aff
         also: (G,) S32: groups that are to be worked on as well.
     """
     loaded = np.zeros(0, GROUP)
-    tables = [new.select(STORED.names).cast(STORED)]
+    new = _with_keys(new.select(STORED.names).cast(STORED))
+    tables = [new]
     wanted = union(_touched_by(store, new), also if also is not None else loaded)
     while len(wanted := np.setdiff1d(store.present(wanted), loaded)):
         events = store.events_of(wanted)
@@ -63,17 +64,26 @@ def affected(store: Store, new: pa.Table, also: np.ndarray | None = None) -> Aff
     return Affected(events, loaded, _elsewhere(store, events, loaded))
 
 
-def _of_kind(events: pa.Table, kind: str) -> pa.Table:
-    return events.filter(pc.equal(events.column("kind"), kind))
+def _of_kind(events: pa.Table, kind: str, *columns: str) -> pa.Table:
+    """Some columns of the events of one kind: bodies are many times the rest, so they are only moved where read."""
+    return events.select(columns).filter(pc.equal(events.column("kind"), kind))
+
+
+def _with_keys(new: pa.Table) -> pa.Table:
+    """New events in `LOADED`; the prompts of interactions are read once, here."""
+    replies = pc.equal(new.column("kind"), "interaction").combine_chunks()
+    keys = prompt_keys(new.filter(replies)).column("prompt_key").combine_chunks()
+    found = pc.replace_with_mask(pa.nulls(new.num_rows, pa.string()), replies, keys)
+    return new.append_column(LOADED.field("prompt_key"), found)
 
 
 def _touched_by(store: Store, new: pa.Table) -> np.ndarray:
     """Keys of groups that new events belong to or are waited for in."""
-    replies = _of_kind(new, "interaction")
+    replies = _of_kind(new, "interaction", "event_id", "prompt_key")
     waited_for = [waiting_group("interaction", name) for name in replies["event_id"].unique().to_pylist()]
     return union(
         _own_groups(store, new),
-        group_keys(prompt_keys(replies)["prompt_key"].to_pylist()),
+        group_keys(replies["prompt_key"].to_pylist()),
         group_keys(waited_for),
         _sessions_of(new),
         _named_by(store, new),
@@ -83,7 +93,7 @@ def _touched_by(store: Store, new: pa.Table) -> np.ndarray:
 def _own_groups(store: Store, events: pa.Table) -> np.ndarray:
     return union(
         *(
-            store.groups_of(id_keys(kind, _of_kind(events, kind)["event_id"].to_pylist()))
+            store.groups_of(id_keys(kind, _of_kind(events, kind, "event_id")["event_id"].to_pylist()))
             for kind in ("interaction", "feedback")
         )
     )
@@ -91,7 +101,7 @@ def _own_groups(store: Store, events: pa.Table) -> np.ndarray:
 
 def _sessions_of(events: pa.Table) -> np.ndarray:
     """Groups of the feedback about sessions that these interactions are in."""
-    sessions = _of_kind(events, "interaction")["session_id"].drop_null().unique().to_pylist()
+    sessions = _of_kind(events, "interaction", "session_id")["session_id"].drop_null().unique().to_pylist()
     return group_keys([waiting_group("session", name) for name in sessions])
 
 
@@ -105,7 +115,7 @@ def _named_by(store: Store, events: pa.Table) -> np.ndarray:
 
 def _names(events: pa.Table) -> tuple[list[str], list[str]]:
     """Interactions that feedback is about or compares, and sessions that feedback alone is about."""
-    signals = _of_kind(events, "feedback")
+    signals = _of_kind(events, "feedback", "interaction_id", "session_id", "body")
     replies = set(signals["interaction_id"].drop_null().to_pylist())
     votes = signals.filter(pc.match_substring(signals["body"], '"kind":"vote"'))
     for text in votes["body"].to_pylist():
@@ -119,7 +129,7 @@ def _names(events: pa.Table) -> tuple[list[str], list[str]]:
 def _elsewhere(store: Store, events: pa.Table, loaded_groups: np.ndarray) -> pa.Table:
     """Interactions and sessions that the events name and that the store knows, without those loaded."""
     replies, sessions = _names(events)
-    here = _of_kind(events, "interaction")
+    here = _of_kind(events, "interaction", "event_id")
     loaded = set(here["event_id"].to_pylist())
     replies = [name for name in replies if name not in loaded]
     groups = store.groups_of(id_keys("interaction", replies))

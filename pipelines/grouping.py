@@ -68,7 +68,7 @@ def group_all(events: pa.Table, elsewhere: pa.Table) -> pa.Table:
     """Interactions and feedback together.
 
     Args:
-        events: In `STORED`; all copies of each id, and all that is known of the groups they are in.
+        events: In `STORED` or `LOADED`; all copies of each id, and all that is known of the groups they are in.
         elsewhere: In `PROMPT_KEYS`; what the feedback names and is not among the events.
     """
     kinds = events.column("kind")

@@ -186,10 +186,12 @@ def dropped(strength: npt.NDArray[np.int64], signatures: UInt32, config: NearDup
     ranked = bands(signatures, config)[order]
     for column in ranked.T:
         by_value = np.argsort(column, kind="stable")  # stable: within one value the strongest stays first
-        edges = np.flatnonzero(np.diff(column[by_value])) + 1
-        for group in np.split(by_value, edges):
-            if len(group) > 1:
-                _drop_in(order[group], signatures, config.threshold, lost)
+        edges = np.flatnonzero(
+            np.diff(column[by_value], prepend=~column[by_value[:1]], append=~column[by_value[-1:]])
+        )
+        shared = np.diff(edges) > 1  # most prompts are alone with their value, and not looked at one by one
+        for lo, hi in zip(edges[:-1][shared].tolist(), edges[1:][shared].tolist(), strict=True):
+            _drop_in(order[by_value[lo:hi]], signatures, config.threshold, lost)
     return lost
 
 

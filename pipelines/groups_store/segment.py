@@ -39,6 +39,9 @@ STORED: pa.Schema = pa.schema(
 )  # fmt: skip
 """What the store keeps of an event: what deciding about it again needs."""
 
+LOADED: pa.Schema = STORED.append(pa.field("prompt_key", pa.string()))
+"""Events to be worked on, with the group they are in where it is known: that of an interaction is its prompt key."""
+
 EVENTS = "events.arrow"
 ROWS = "rows.parquet"
 ARRAYS = "index.bin"

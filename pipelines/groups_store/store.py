@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from pipelines.workspace import Layout, write_atomically
 
-from .keys import GROUP, find, spans, union
-from .segment import STORED, Segment, SegmentError, open_segment
+from .keys import GROUP, find, hex_keys, spans, union
+from .segment import LOADED, Segment, SegmentError, open_segment
 
 STATE = "state.json"
 DROPPED = "dropped.bin"
@@ -127,12 +127,16 @@ class Store:
         return groups[found]
 
     def events_of(self, groups: np.ndarray) -> pa.Table:
-        """All events of some groups, in `STORED`."""
-        tables = [STORED.empty_table()]
+        """All events of some groups, in `LOADED`."""
+        tables = [LOADED.empty_table()]
         for segment, live in zip(self.segments, self.live, strict=True):
             wanted = np.flatnonzero(_among(segment, groups) & live)
             starts = segment["starts"][wanted]
-            tables.append(segment.events(spans(starts, segment["starts"][wanted + 1] - starts)))
+            counts = segment["starts"][wanted + 1] - starts
+            keys = pa.array(hex_keys(segment["groups"][wanted]), pa.string())
+            events = segment.events(spans(starts, counts))
+            owners = keys.take(pa.array(np.repeat(np.arange(len(wanted)), counts)))
+            tables.append(events.append_column(LOADED.field("prompt_key"), owners))
         return pa.concat_tables(tables)
 
     def is_dropped(self, segment: Segment) -> np.ndarray:
