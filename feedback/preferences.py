@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -26,7 +25,7 @@ from feedback.hygiene.pii import PiiConfig
 from feedback.joining import KEYED, attach, dedupe, join, prompt_keys
 from feedback.rules import Proposal, Rule, Skip, load
 from feedback.splits import SplitConfig
-from feedback.tables import PREFERENCES, Fate, fates_table
+from feedback.tables import PREFERENCES, Fate, fates_table, times_of
 
 __all__ = ["KEYED", "REASONS", "PreferConfig", "attach", "dedupe", "join", "judge", "prefer", "prompt_keys"]
 
@@ -64,7 +63,6 @@ REASONS: dict[str, str] = {
 }
 """Why an event that arrived whole is in no row, strongest reason first; of several the first is told."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RANK = {reason: rank for rank, reason in enumerate(REASONS)}
 _WITHHELD = {"consent_train", "consent_evaluate", "no_consent"}
 _WAITING = {"orphan", "orphan_session", "retracts_unknown"}
@@ -187,14 +185,9 @@ def _by_prompt(events: pa.Table) -> Iterator[tuple[str, dict[int, Reply], dict[i
     events = events.select(["kind", "prompt_key", "digest", "event_time", "body"]).take(pa.array(places))
     replies: dict[str, dict[int, Reply]] = defaultdict(dict)
     signals: dict[str, dict[int, Signal]] = defaultdict(dict)
-    micros = events.column("event_time").cast(pa.int64())
-    kinds, of_group, digests, since, bodies = (
-        column.to_pylist() for column in events.set_column(3, "event_time", micros).columns
-    )
-    # Arrow makes a zone for each of its times, which takes longer than reading the body.
-    times = [_EPOCH + timedelta(0, 0, microseconds) for microseconds in since]
-    rows = zip(places.tolist(), kinds, of_group, digests, times, bodies, strict=True)
-    for at, kind, key, digest, time, body in rows:
+    columns = (events[name].to_pylist() for name in ("kind", "prompt_key", "digest", "body"))
+    rows = zip(places.tolist(), times_of(events["event_time"]), *columns, strict=True)
+    for at, time, kind, key, digest, body in rows:
         if kind == "interaction":
             replies[key][at] = reply_of(orjson.loads(body), digest, time)
         else:

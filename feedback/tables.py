@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from feedback.events import SCHEMA_VERSION, Event, Interaction, canonical
 from feedback.validation import Rejected
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = pa.timestamp("us", tz="UTC")
 
 EVENTS: pa.Schema = pa.schema(
@@ -202,3 +203,11 @@ def _rejected_row(item: Rejected) -> Row:
         "dead_letter", item.event_id, digest, None, None, None, None, None, None, item.reason, item.detail,
         item.raw,
     )  # fmt: skip
+
+
+def times_of(column: pa.ChunkedArray) -> list[datetime]:
+    """The times of a column without nulls, several times as fast as Arrow, which makes a zone for each of them."""
+    return [
+        EPOCH + timedelta(0, 0, microseconds)
+        for microseconds in column.cast(_TIME).cast(pa.int64()).to_pylist()
+    ]

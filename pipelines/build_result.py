@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from feedback.tables import EPOCH
+
 from . import dataset
 from .build_work import Made
 from .dataset import Dataset, Piece
 from .groups_store.segment import ROWS
 from .groups_store.store import Store
 from .workspace import Layout
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def write(layout: Layout, made: Made, config_digest: str, about: Mapping[str, Any]) -> Dataset:
@@ -88,4 +88,4 @@ def _told(counts: Mapping[Any, int], *columns: int) -> dict[str, int]:
 
 
 def _time(microseconds: int) -> str:
-    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()
+    return (EPOCH + timedelta(microseconds=microseconds)).isoformat()

@@ -186,9 +186,7 @@ def dropped(strength: npt.NDArray[np.int64], signatures: UInt32, config: NearDup
     ranked = bands(signatures, config)[order]
     for column in ranked.T:
         by_value = np.argsort(column, kind="stable")  # stable: within one value the strongest stays first
-        edges = np.flatnonzero(
-            np.diff(column[by_value], prepend=~column[by_value[:1]], append=~column[by_value[-1:]])
-        )
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(column[by_value])) + 1, [len(column)]])
         shared = np.diff(edges) > 1  # most prompts are alone with their value, and not looked at one by one
         for lo, hi in zip(edges[:-1][shared].tolist(), edges[1:][shared].tolist(), strict=True):
             _drop_in(order[by_value[lo:hi]], signatures, config.threshold, lost)

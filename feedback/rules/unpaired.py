@@ -33,7 +33,7 @@ class Config(BaseModel):
 
 def propose(group: Group, config: Config) -> Iterator[Proposal | Skip]:
     """One labelled row per reply, person and kind."""
-    for kind, weight in (("thumb", config.thumb), ("accept", config.accept), ("reject", config.reject)):
+    for kind, weight in config:
         if signals := group.of_kind(kind):
             said = [(signal, signal.value if kind == "thumb" else _VERDICT[kind]) for signal in signals]
             yield from labelled(said, group, weight)
