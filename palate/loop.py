@@ -218,7 +218,7 @@ def _judge_and_register(
     from rollout.registry import register_candidate
 
     context = job.context
-    judged = judge.judge(context, job.dataset, rewards.evaluation, job.champion_dir, trained.adapter, job.dir)
+    judged = judge.judge(context, job.dataset, rewards, job.champion_dir, trained.adapter, job.dir)
     felt = satisfaction(judged.rows) if satisfaction and judged.rows.num_rows else {}
     case = judge.make_case(
         context,
