@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from evaluation.calibration import Calibration
     from evaluation.estimates import Estimate
+    from evaluation.k_shot import KShot
     from palate.reward_case import JudgedReward
     from pipelines.dataset import Dataset
     from reward_models.scorer import Scorer
@@ -42,6 +43,12 @@ class RewardOutcome:
     judged: Mapping[Role, JudgedReward]
     """By what the scorer is for."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def k_shot(self) -> dict[str, KShot]:
+        """How well each scorer knows people it never met after k of their votes, by the name a report gives it."""
+        names: dict[Role, str] = {"training": "Reward model", "evaluation": "Evaluation scorer"}
+        return {names[role]: one.case.k_shot for role, one in self.judged.items() if one.case is not None}
 
 
 def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutcome:

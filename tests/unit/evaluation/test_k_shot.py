@@ -129,22 +129,26 @@ def test_where_people_are_alike_votes_tell_nothing_and_the_curve_says_so() -> No
     assert len(off.notes) == 1 and "votes change nothing" in off.notes[0]
 
 
-def test_one_person_step_by_step() -> None:
-    made, _ = world(2, 7, seed=3)
+def test_two_people_step_by_step() -> None:
+    made, _ = world(2, 9, seed=3)
+    made = made[:7] + made[9:]  # who votes more counts no more
     made = [one | {"weight": 1.0 + 0.5 * (i % 2)} for i, one in enumerate(made)]
     model = truth()
     found = measure(model, table(made[::-1]), seed=1, config=Config(ks=(3,), min_people=2, min_later=4))
     losses = []
-    for person in range(2):
-        own = table(made[7 * person : 7 * person + 7])  # in the order of their times
+    for own in (table(made[:7]), table(made[7:])):  # in the order of their times
         shown = presented(own)
         votes = model.votes(k_shot.Given(shown.prompts, shown.first, shown.second))
         votes = replace(votes, outcome=shown.outcome, weight=own["weight"].to_numpy())
-        prior, heard, asked = model.taste.prior(), votes.take(np.arange(3)), votes.take(np.arange(3, 7))
+        prior, heard, asked = (
+            model.taste.prior(),
+            votes.take(np.arange(3)),
+            votes.take(np.arange(3, own.num_rows)),
+        )
         for belief in (None, prior, model.taste.learn(heard, prior)):
             losses.append(outcome_loss(model.taste.predict(asked, belief), asked.outcome).mean())
     shared, none, three = np.reshape(losses, (2, 3)).T
-    assert [point.k for point in found.points] == [0, 3] and (found.people, found.votes) == (2, 8)
+    assert [point.k for point in found.points] == [0, 3] and (found.people, found.votes) == (2, 10)
     assert found.shared.value == pytest.approx(shared.mean())
     assert found.points[0].gain.value == pytest.approx((shared - none).mean())
     assert found.points[1].gain.value == pytest.approx((shared - three).mean(), abs=1e-6)
