@@ -2,112 +2,173 @@
 
     python benchmarks/rewards_speed.py
 
-Scoring: the default reward model scores real replies of the llmfao crowd's prompts in one call; the alternative is
-what one would write with transformers alone, a sequence classifier on the same base model that is given one prompt
-and reply after the other. `whole texts` lets the alternative read each reply to its end, as it does by default;
-`same tokens` cuts them where palate does. Updates: one vote of one person; and a fit that is told new rows only,
-beside one of all rows.
+Scoring: replies of eight models, drawn by a seed, to each of the 13 prompts of llmfao, as they are: some are one word,
+most are longer than what is read, few are alike. palate's default reward model scores them in one call. The alternative
+is what one would write with transformers alone: a sequence classifier on the same base model that is given one prompt
+and reply after the other, here the same tokens of the same texts. It runs all layers of the base, palate's embedding
+the lower half of them; how much of the ratio is due to that is said beside it, as is the ratio to a classifier that
+reads whole replies. `preference_lm` runs all layers too, and is measured against itself, one text after the other.
+
+Updates: one vote of one person; fits that begin where an older one ended; and a model's `update`, beside a fit of all
+its rows that begins at zero and embeds their texts again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from promises import Check, finish
-from rewards_data import ROOT, shared
+from rewards_data import ROOT
 from rich.console import Console
 from rich.table import Table
+from speed_texts import GROUP, Texts, asked, groups, rows
 
-from reward_models import bradley_terry, ties
+from reward_models import bradley_terry, embedding, preference_lm, ties
 from reward_models.people import Person
+from reward_models.representation import identity_of, represent
 from reward_models.taste import Belief, updated
+from reward_models.votes_of_rows import replies_of, votes_of
 
-MIN_RATIO, MAX_UPDATE_MS, MAX_DIFFERENCE = 5.0, 1.0, 1e-6
-TEXTS = 48
-
-
-def replies(count: int, seed: int) -> list[tuple[list[dict[str, str]], str]]:
-    """Prompts and replies of models, drawn from a seed."""
-    lines = (shared("llmfao") / "pairs-crowd.jsonl").read_text().splitlines()
-    pairs = [json.loads(line) for line in lines]
-    drawn = np.random.default_rng(seed).permutation(len(pairs))
-    texts = [(pairs[i]["text"], pairs[i]["result_x"]) for i in drawn if pairs[i]["result_x"]]
-    return [([{"role": "user", "content": prompt}], reply) for prompt, reply in texts[:count]]
+MIN_RATIO, MAX_UPDATE_MS, MAX_DIFFERENCE, MAX_APART = 5.0, 1.0, 1e-6, 1e-5
+ROUNDS, FULL_MODEL_PROMPTS = 2, 6
+CONFIG = bradley_terry.Config()
 
 
-def one_by_one(base: Path, texts: Sequence[Any], max_tokens: int | None) -> float:
-    """Texts per second of a transformers sequence classifier, one after the other."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32).eval()
+def rate(texts: Texts, run: Callable[[], Any]) -> float:
+    """Texts per second of what scores them."""
     started = time.perf_counter()
-    for prompt, reply in texts:
-        given = tokenizer(
-            prompt[-1]["content"] + "\n" + reply,
-            truncation=True,
-            max_length=max_tokens or 2048,
-            return_tensors="pt",
-        )
-        with torch.inference_mode():
-            model(**given)
+    run()
     return len(texts) / (time.perf_counter() - started)
 
 
-def scoring(base: Path, console: Console) -> tuple[Check, dict[str, float]]:
-    """palate's default model beside the alternative."""
-    config = bradley_terry.Config()
-    texts = replies(TEXTS, seed=0)
-    model = fitted(base, texts[:24])
-    prompts, completions = [p for p, _ in texts], [c for _, c in texts]
-    model.score(prompts[:2], completions[:2])
-    started = time.perf_counter()
-    model.score(prompts, completions)
-    ours = len(texts) / (time.perf_counter() - started)
+def one_by_one(model: Any, texts: Texts, ids_of: Callable[[str, str], Sequence[int]], read: str) -> list[Any]:
+    """What the model's output says under that name of each text, one after the other."""
+    import torch
+
+    given = []
+    for prompt, reply in texts:
+        ids = torch.tensor([list(ids_of(prompt, reply))], device=model.device)
+        with torch.inference_mode():
+            given.append(getattr(model(input_ids=ids), read)[0].cpu())
+    return given
+
+
+def scoring(base: Path, model: bradley_terry.BradleyTerry, console: Console) -> tuple[list[Check], Any]:
+    """palate's default model beside the alternatives."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    texts = groups(seed=0)
+    prompts, completions = asked(texts)
+    lower = embedding.loaded(base, identity_of(base))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    classifier = classifier.eval().to(lower.model.device)
+
+    def same(prompt: str, reply: str) -> tuple[int, ...]:
+        (text,) = embedding.token_ids(lower, [prompt], [reply], CONFIG.max_tokens)
+        return text.prefix + text.rest
+
+    def whole(prompt: str, reply: str) -> Sequence[int]:
+        return list(tokenizer(prompt + "\n" + reply)["input_ids"])
+
+    cut, full = ([len(ids_of(*text)) for text in texts] for ids_of in (same, whole))
+    console.print(
+        f"{len(texts)} replies, {len(set(texts))} of them different, to {len({p for p, _ in texts})} prompts; of "
+        f"{np.mean(full):.0f} tokens on average {np.mean(cut):.0f} are read by palate and `same tokens`; "
+        f"{torch.get_num_threads()} thread(s)"
+    )
+    ours, theirs = [], []
+    for _ in range(ROUNDS):  # by turns, as the machine's other work comes and goes
+        ours.append(rate(texts, lambda: model.score(prompts, completions)))
+        theirs.append(rate(texts, lambda: one_by_one(classifier, texts, same, "logits")))
+    hidden: list[Any] = []
     rates = {
-        "palate, one call": ours,
-        "one by one, whole texts": one_by_one(base, texts, None),
-        "one by one, same tokens": one_by_one(base, texts, config.max_tokens),
+        "palate, one call": float(np.mean(ours)),
+        "one by one, same tokens": float(np.mean(theirs)),
+        "one by one, same tokens, palate's half of the layers": rate(
+            texts, lambda: hidden.extend(one_by_one(lower.model, texts, same, "last_hidden_state"))
+        ),
+        "one by one, whole texts": rate(texts, lambda: one_by_one(classifier, texts, whole, "logits")),
     }
-    table = Table("scoring", "texts/s", "palate is")
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate:.2f}", f"{ours / rate:.1f} times as fast")
-    console.print(table)
-    ratio = ours / rates["one by one, whole texts"]
+    show(console, "default reward model", rates)
+    console.print("by round: " + ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs, strict=True)))
+    ratio = float(np.median(np.array(ours) / np.array(theirs)))
+    apart = vectors_apart(base, texts, lower, hidden)
+    return [
+        Check("scoring / one by one, same tokens", f">= {MIN_RATIO:g}", f"{ratio:.2f}", ratio >= MIN_RATIO),
+        Check("vectors = those of one by one", f"{MAX_APART:g}", f"{apart:.1e}", apart < MAX_APART),
+    ], rates
+
+
+def vectors_apart(base: Path, texts: Texts, lower: embedding.Base, hidden: Sequence[Any]) -> float:
+    """Largest difference between palate's embeddings and means of hidden states of each text alone."""
+    cut = embedding.token_ids(lower, [p for p, _ in texts], [c for _, c in texts], CONFIG.max_tokens)
+    alone = [h[len(text.prefix) :].float().mean(0).numpy() for h, text in zip(hidden, cut, strict=True)]
+    ours = represent(base, *asked(texts), max_tokens=CONFIG.max_tokens)[:, : len(alone[0])]
+    return float(np.abs(ours - np.stack(alone)).max())
+
+
+def full_model(base: Path, console: Console) -> tuple[Check, dict[str, float]]:
+    """`preference_lm` in one call beside itself one text after the other: all layers, an adapter, the same tokens."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    config = preference_lm.Config()
+    tokenizer, classifier = preference_lm.sequence_classifier(base, 1)
+    torch.manual_seed(0)
+    adapter = LoraConfig(
+        r=config.lora_r, target_modules="all-linear", task_type="SEQ_CLS", modules_to_save=["score"]
+    )
+    model = preference_lm.PreferenceLM(
+        get_peft_model(classifier, adapter).eval(), tokenizer, config, frozenset()
+    )
+    texts = groups(seed=0)[: GROUP * FULL_MODEL_PROMPTS]
+    scores: dict[str, np.ndarray] = {}
+
+    def ids_of(prompt: str, reply: str) -> Sequence[int]:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+        found = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+        return list(found)[-config.max_tokens :]
+
+    def alone() -> None:
+        given = one_by_one(model.model, texts, ids_of, "logits")
+        scores["alone"] = np.array([one[0].item() for one in given])
+
+    def together() -> None:
+        scores["together"] = model.score(*asked(texts)).mean
+
+    rates = {
+        "preference_lm, one call": rate(texts, together),
+        "preference_lm, one by one": rate(texts, alone),
+    }
+    show(console, f"full reward model, {len(texts)} of the replies", rates)
+    apart = float(np.abs(scores["alone"] - scores["together"]).max())
+    spread = float(np.ptp(scores["alone"]))
     return (
-        Check("scoring / one by one", f">= {MIN_RATIO:g}", f"{ratio:.1f}", ratio >= MIN_RATIO),
+        Check(
+            "preference_lm = one by one",
+            f"{MAX_APART:g} x spread",
+            f"{apart / spread:.1e}",
+            apart < MAX_APART * spread,
+        ),
         rates,
     )
 
 
-def fitted(base: Path, texts: Sequence[Any]) -> bradley_terry.BradleyTerry:
-    """The default model on a few pairs, to have one; what it learned does not matter here."""
-    return bradley_terry.fit(bradley_terry.Config(), rows(texts, 0), base=base, seed=0)
-
-
-def rows(texts: Sequence[Any], first: int) -> Any:
-    """PREFERENCES rows of these texts: each beside the next one's reply."""
-    from tests.unit.reward_models.made import row, table
-
-    made = [
-        row(
-            first + i,
-            prompt=prompt,
-            chosen=reply,
-            rejected=texts[(i + 1) % len(texts)][1],
-            margin=float(i % 3 > 0),
-        )
-        for i, (prompt, reply) in enumerate(texts)
-    ]
-    return table(made)
+def show(console: Console, title: str, rates: dict[str, float]) -> None:
+    """Texts per second, and how many times as fast the first one is."""
+    table = Table(title, "texts/s", "the first is")
+    first = next(iter(rates.values()))
+    for name, found in rates.items():
+        table.add_row(name, f"{found:.2f}", f"{first / found:.2f} times as fast")
+    console.print(table)
 
 
 def one_update(console: Console) -> Check:
@@ -128,8 +189,8 @@ def one_update(console: Console) -> Check:
     )
 
 
-def increments(console: Console) -> list[Check]:
-    """Ten updates with new votes only, beside one fit of all votes from the beginning."""
+def increments(console: Console) -> Check:
+    """Ten fits, each of some more votes and from where the last one ended, beside one of all from zero."""
     dice = np.random.default_rng(1)
     n, d = 20_000, 43
     x, weight = dice.normal(size=(n, d)), dice.uniform(0.5, 1.5, n)
@@ -145,27 +206,33 @@ def increments(console: Console) -> list[Check]:
 
     step = fitted_to(n // 2, None, "first half")
     for k in range(1, 11):
-        step = fitted_to(n // 2 + k * n // 20, step, "last of ten updates")
+        step = fitted_to(n // 2 + k * n // 20, step, "last of ten")
     batch = fitted_to(n, None, "all at once")
     apart = float(max(np.abs(step.weights - batch.weights).max(), abs(step.log_nu - batch.log_nu)))
     console.print(
         f"{n} votes, {d} columns, seed 1: " + ", ".join(f"{k} {v:.2f} s" for k, v in seconds.items())
     )
-    return [
-        Check("incremental fit = batch fit", f"{MAX_DIFFERENCE:g}", f"{apart:.1e}", apart < MAX_DIFFERENCE)
-    ]
+    return Check(
+        "fits from an older one = from zero", f"{MAX_DIFFERENCE:g}", f"{apart:.1e}", apart < MAX_DIFFERENCE
+    )
 
 
-def model_update(base: Path, console: Console) -> Check:
-    """The same through the model's own `update`, which embeds new rows only."""
-    texts = replies(36, seed=3)
-    part = bradley_terry.fit(bradley_terry.Config(), rows(texts[:24], 0), base=base, seed=0)
-    after = part.update(rows(texts[24:], 1000))
-    again = after.votes.fit(part.ridge)
-    apart = float(np.abs(again.weights - after.fitted.weights).max())
+def model_update(base: Path, part: bradley_terry.BradleyTerry, given: Any, console: Console) -> Check:
+    """`part`, updated with all given rows, beside a second model of all of them: texts embedded again, from zero.
+
+    What is chosen once, projection and ridge, is the same for both.
+    """
+    after = part.update(given)
+    every = given.sort_by("preference_id")
+    vectors = represent(base, *replies_of(every), max_tokens=CONFIG.max_tokens)
+    votes = votes_of(every, vectors, part.projection)
+    batch = ties.fit(votes.x, votes.outcome, votes.weight, part.ridge)
+    apart = float(
+        max(np.abs(batch.weights - after.fitted.weights).max(), abs(batch.log_nu - after.fitted.log_nu))
+    )
     console.print(f"update of a model: {len(part.trained_on)} rows, then {len(after.trained_on)}")
     return Check(
-        "the same of a model on real texts", f"{MAX_DIFFERENCE:g}", f"{apart:.1e}", apart < MAX_DIFFERENCE
+        "update of a model = fit of all rows", f"{MAX_DIFFERENCE:g}", f"{apart:.1e}", apart < MAX_DIFFERENCE
     )
 
 
@@ -179,9 +246,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     console = Console()
     base = resolve(options.base, ROOT / ".palate" / "cache" / "models").path
-    check, rates = scoring(base, console)
-    checks = [check, one_update(console), *increments(console), model_update(base, console)]
-    return finish(checks, options.json, rates)
+    given = rows(36, seed=3)
+    part = bradley_terry.fit(CONFIG, given.slice(0, 24), base=base, seed=0)
+    checks, rates = scoring(base, part, console)
+    full, more = full_model(base, console)
+    checks += [full, one_update(console), increments(console), model_update(base, part, given, console)]
+    return finish(checks, options.json, rates | more)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pyarrow as pa
 from evaluation.calibration import Calibration
 from evaluation.compare import Comparison
 from evaluation.estimates import Estimate
+from evaluation.k_shot import KShot
 from evaluation.verdicts import Outcome, Verdict, overall
 
 
@@ -38,6 +39,8 @@ class Case:
     """What training learned, on held-out data: `{"Reward model accuracy": Estimate, ...}`."""
     calibration: Calibration | None = None
     """Of the reward model that judges the replies."""
+    k_shot: Mapping[str, KShot] = field(default_factory=dict)
+    """How well each reward model knows people it never met after k of their votes: `{"Reward model": KShot, ...}`."""
     training_curve: Sequence[Mapping[str, float]] = ()
     """By logged step: `step` and any of `loss`, `margin`, `accuracy`."""
     dataset: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Case:
             "comparison": self.comparison.to_dict() if self.comparison else None,
             "learned": {name: estimate.to_dict() for name, estimate in self.learned.items()},
             "calibration": self.calibration.to_dict() if self.calibration else None,
+            "k_shot": {name: curve.to_dict() for name, curve in self.k_shot.items()},
             "satisfaction": {k: v.to_dict() for k, v in (self.satisfaction or {}).items()},
             "dataset": dict(self.dataset),
             "lineage": dict(self.lineage),

@@ -21,6 +21,7 @@ Intervals", JASA 82, 1987), from the same tail a':
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +162,45 @@ def resampled_ratios(top: Array, bottom: Array, *, seed: int, resamples: int) ->
         # A sample without any denominator says nothing about the ratio.
         pieces.append(top[drawn_R_N].sum(axis=1)[sums != 0] / sums[sums != 0])
     return np.concatenate(pieces)
+
+
+def of_sums(
+    parts: Array,
+    clusters: Array,
+    statistic: Callable[[Array], Array],
+    bounds: list[tuple[float, float]],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> list[Estimate]:
+    """Functions of column sums with cluster-bootstrap intervals (expanded percentiles, see the module's text).
+
+    Args:
+        parts: (N, C) what each row adds.
+        clusters: (N,) what each row belongs to.
+        statistic: from (..., C) sums to (..., K) values; NaN where it is not defined.
+        bounds: K ranges, which are the intervals where nothing can be said about the spread.
+        seed: of the resampling.
+        resamples: how many samples.
+    """
+    codes, groups = cluster_codes(clusters, len(parts))
+    by_cluster = np.zeros((groups, parts.shape[1]))
+    np.add.at(by_cluster, codes, parts)
+    values = statistic(by_cluster.sum(axis=0))
+    ends = np.array(bounds, dtype=float)
+    if groups >= 2:
+        rng, step, draws = np.random.default_rng(seed), max(1, CHUNK // groups), []
+        for start in range(0, resamples, step):
+            size = min(step, resamples - start)
+            times = rng.multinomial(groups, np.full(groups, 1 / groups), size=size)
+            draws.append(statistic(times @ by_cluster))
+        tail = expanded_tail(groups, 0.95)
+        drawn = np.concatenate(draws)
+        known = np.isfinite(values) & np.isfinite(drawn).any(axis=0)
+        ends[known] = np.nanquantile(drawn[:, known], [tail, 1 - tail], axis=0).T
+    return [
+        Estimate(float(v), float(lo), float(hi), groups) for v, (lo, hi) in zip(values, ends, strict=True)
+    ]
 
 
 def expanded_tail(n: int, confidence: float) -> float:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from evaluation.calibration import Calibration
 from evaluation.compare import Comparison
+from evaluation.k_shot import KShot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,6 +181,27 @@ def calibration_curve(calibration: Calibration) -> str:
     axes.set_ylim(min(0.4, float(low.min()) - 0.03), 1.02)
     _label(axes, "confidence of the reward model", "share it got right")
     return _svg(figure, "calibration", "Calibration of the reward model")
+
+
+def k_shot_curves(curves: Mapping[str, KShot]) -> str | None:
+    """Gain over the shared taste alone by how many votes of a person were seen; None where no curve has a point."""
+    drawn = {who: curve.points for who, curve in curves.items() if curve.points}
+    if not drawn:
+        return None
+    figure, axes = _figure(6.4, 3.6)
+    ks = sorted({point.k for points in drawn.values() for point in points})
+    axes.axhline(0, color=TIE, linewidth=1.2, linestyle=(0, (4, 2)), label="the shared taste alone", zorder=1)
+    for i, ((who, points), colour) in enumerate(zip(drawn.items(), (CANDIDATE, ACCENT, INK), strict=False)):
+        # Beside one another, so that no interval hides another.
+        x = [ks.index(point.k) + 0.12 * (i - (len(drawn) - 1) / 2) for point in points]
+        value, low, high = np.array([(p.gain.value, p.gain.low, p.gain.high) for p in points]).T
+        span = np.nan_to_num([value - low, high - value], nan=0.0, posinf=0.0)
+        axes.errorbar(x, value, yerr=span, fmt="none", ecolor=colour, elinewidth=1.4, capsize=3)
+        axes.plot(x, value, color=colour, linewidth=1.2, marker="o", markersize=5, label=who)
+    axes.set_xticks(range(len(ks)), [str(k) for k in ks])
+    axes.legend(loc="best", frameon=False, labelcolor=INK)
+    _label(axes, "votes of the person that it has seen", "nats per vote below the shared taste")
+    return _svg(figure, "k-shot", "How well people are known after some of their votes")
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

@@ -19,6 +19,7 @@ from evaluation import findings, plots
 from evaluation.case import Case
 from evaluation.compare import check_rows
 from evaluation.estimates import Estimate
+from evaluation.k_shot import KShot
 from evaluation.untrusted import clipped, visible
 
 __all__ = ["Case", "render"]
@@ -163,6 +164,37 @@ def _drawings(case: Case, rows: pa.Table | None) -> Iterator[tuple[str, str, str
             f"On held-out pairs. Below the line it is too sure of itself. Off by {off:.1%} on average; a "
             f"perfect model would be off by up to {chance:.1%} by chance.",
         )
+    if case.k_shot:
+        yield (
+            "How well it knows people it never met",
+            plots.k_shot_curves(case.k_shot) or "",
+            k_shot_caption(case),
+        )
+
+
+def k_shot_caption(case: Case) -> str:
+    """What the curves rest on and what votes told, or why there are none; what several share is said once."""
+    said: dict[str, list[str]] = {}
+    for who, curve in case.k_shot.items():
+        for sentence in [*_of_curve(curve), *curve.notes]:
+            said.setdefault(sentence, []).append(who)
+    return " ".join(f"{' and '.join(who)}: {sentence}" for sentence, who in said.items())
+
+
+def _of_curve(curve: KShot) -> Iterator[str]:
+    if not curve.points or curve.shared is None:
+        return
+    last = curve.points[-1]
+    told = f"; {_signed_span(last.votes_tell)} come from the votes" if last.k else ""
+    yield (
+        f"After {last.k} votes a person's later ones are predicted {_signed_span(last.gain)} nats per vote better than "
+        f"by the shared taste alone, whose log-loss is {curve.shared.value:.3f}{told}. Every point is about the same "
+        f"{curve.votes} votes of {curve.people} people."
+    )
+
+
+def _signed_span(estimate: Estimate) -> str:
+    return f"{estimate.value:+.3f} ({interval(estimate)})"
 
 
 def _environment() -> Any:

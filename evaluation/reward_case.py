@@ -5,6 +5,7 @@
     gain         log-loss of "ties as often as in training, else a coin" less the model's, nats per vote
     worst_users  mean gain of the worst tenth of people with at least `min_user_votes` votes (`worst_users`)
     length       `reward_models.length_bias`: correlations of rewards and of choices with length, and the excess
+    k_shot       log-loss of the shared taste alone less the model's after k votes of a person it never met (`k_shot`)
 
 Correlations that the model expects are those after the temperature, so that overconfidence is not taken for a love of
 length.
@@ -13,8 +14,7 @@ length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evaluation.calibration import Calibration, calibrate
 from evaluation.errors import EvaluationError
-from evaluation.estimates import RESAMPLES, Estimate, bootstrap_mean, cluster_codes, expanded_tail
+from evaluation.estimates import Estimate, bootstrap_mean, cluster_codes, of_sums
+from evaluation.k_shot import Config as KShotConfig
+from evaluation.k_shot import KShot, measure
 from evaluation.worst_users import worst_users
 from reward_models import drift, length_bias, temperature, ties
 from reward_models.drift import Config as DriftConfig
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = npt.NDArray[Any]
-_CHUNK = 2_000_000
 
 
 class Config(BaseModel):
@@ -52,6 +53,8 @@ class Config(BaseModel):
     """When a temperature is fitted."""
     drift: DriftConfig = DriftConfig()
     """How drift is tested."""
+    k_shot: KShotConfig = KShotConfig()
+    """How it is measured what votes of a person tell of their later ones."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class RewardCase:
     """Held-out pairs."""
     users: int
     """Whose they are; a vote of nobody known counts as its prompt's."""
+    k_shot: KShot = field(default_factory=KShot)
+    """How well it knows people after k of their votes."""
 
     @property
     def age_days(self) -> float:
@@ -91,7 +96,7 @@ class RewardCase:
         t = self.temperature
         if math.isfinite(t.estimate):
             found["temperature"] = Estimate(t.estimate, t.low, t.high, t.users)
-        return found
+        return found | self.k_shot.estimates()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON: what is not finite becomes null."""
@@ -101,6 +106,7 @@ class RewardCase:
             "calibrated": None if self.calibrated is None else self.calibrated.to_dict(),
             "temperature": _plain(asdict(self.temperature)),
             "drift": _plain(asdict(self.drift)),
+            "k_shot": self.k_shot.to_dict(),
             "votes": self.votes,
             "users": self.users,
         }
@@ -116,6 +122,8 @@ class Pairs:
     drift: Drift
     tie_share: float
     """Of the rows the model has learned from."""
+    k_shot: KShot = field(default_factory=KShot)
+    """Of the scorer that predicted them."""
 
 
 def make(
@@ -166,7 +174,9 @@ def make(
     )
     margins = learned.filter(pc.is_valid(learned["rejected"]))["margin"].to_numpy()
     share = float((margins == 0).mean()) if len(margins) else 0.0
-    return judge(Pairs(predicted, _longer(paired, predicted), found, share), seed=seed, config=config)
+    curve = measure(scorer, paired, seed=seed, config=config.k_shot)
+    pairs = Pairs(predicted, _longer(paired, predicted), found, share, curve)
+    return judge(pairs, seed=seed, config=config)
 
 
 def judge(pairs: Pairs, *, seed: int, config: Config | None = None) -> RewardCase:
@@ -197,6 +207,7 @@ def judge(pairs: Pairs, *, seed: int, config: Config | None = None) -> RewardCas
         drift=pairs.drift,
         votes=len(gain),
         users=cluster_codes(users, len(gain))[1],
+        k_shot=pairs.k_shot,
     )
 
 
@@ -253,45 +264,6 @@ def _length(heldout: Heldout, calibrated: Heldout, longer: Array, seed: int) -> 
     bounds = [(-2.0, 2.0) if name == "excess" else (-1.0, 1.0) for name in length_bias.NAMES]
     found = of_sums(parts, heldout.clusters, length_bias.correlations, bounds, seed=seed)
     return dict(zip(length_bias.NAMES, found, strict=True))
-
-
-def of_sums(
-    parts: Array,
-    clusters: Array,
-    statistic: Callable[[Array], Array],
-    bounds: list[tuple[float, float]],
-    *,
-    seed: int,
-    resamples: int = RESAMPLES,
-) -> list[Estimate]:
-    """Functions of column sums with cluster-bootstrap intervals (expanded percentiles, see `estimates`).
-
-    Args:
-        parts: (N, C) what each row adds.
-        clusters: (N,) what each row belongs to.
-        statistic: from (..., C) sums to (..., K) values; NaN where it is not defined.
-        bounds: K ranges, which are the intervals where nothing can be said about the spread.
-        seed: of the resampling.
-        resamples: how many samples.
-    """
-    codes, groups = cluster_codes(clusters, len(parts))
-    by_cluster = np.zeros((groups, parts.shape[1]))
-    np.add.at(by_cluster, codes, parts)
-    values = statistic(by_cluster.sum(axis=0))
-    ends = np.array(bounds, dtype=float)
-    if groups >= 2:
-        rng, step, draws = np.random.default_rng(seed), max(1, _CHUNK // groups), []
-        for start in range(0, resamples, step):
-            size = min(step, resamples - start)
-            times = rng.multinomial(groups, np.full(groups, 1 / groups), size=size)
-            draws.append(statistic(times @ by_cluster))
-        tail = expanded_tail(groups, 0.95)
-        drawn = np.concatenate(draws)
-        known = np.isfinite(values) & np.isfinite(drawn).any(axis=0)
-        ends[known] = np.nanquantile(drawn[:, known], [tail, 1 - tail], axis=0).T
-    return [
-        Estimate(float(v), float(lo), float(hi), groups) for v, (lo, hi) in zip(values, ends, strict=True)
-    ]
 
 
 def _plain(value: Any) -> Any:

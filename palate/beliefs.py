@@ -29,6 +29,8 @@ class Beliefs:
     """What is believed of this project's users."""
 
     model: Personal
+    """The personal model itself: what a run takes out for length, or divides by, is not in it, as beliefs are learned
+    from votes in the model's own units."""
     run: str
     """Key of the run that fitted it."""
     dataset: str

@@ -31,6 +31,7 @@ from reward_models.labels import Config as LabelsConfig
 from reward_models.personal import Config as PersonalConfig
 from reward_models.preference_lm import Config as PreferenceLMConfig
 from reward_models.scorer import methods
+from reward_models.temperature import Config as TemperatureConfig
 from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
@@ -105,6 +106,11 @@ class Reward(BaseModel):
     """Settings of the ensemble; its members have their own below it."""
     length_control: Literal["off", "people", "zero"] = "off"
     """`zero` takes out all that the reward gives for length, `people` what it gives beyond people's own choices."""
+    temperature: Literal["off", "held-out people"] = "off"
+    """`held-out people` scales rewards to what people ask for whom a fit has not seen. They are of the scorer's own
+    split, never of `test`, and so it is fitted several times more; `preference_lm` and `ensemble` once more."""
+    tempering: TemperatureConfig = TemperatureConfig()
+    """When the temperature is fitted, and over how many folds."""
     labels: LabelsConfig = LabelsConfig()
     """What feedback is worth as a label: implicit signals, who rates, who acts together, who says too much."""
 
@@ -138,7 +144,7 @@ class Evaluation(BaseModel):
 
 
 def _default_gates() -> dict[str, dict[str, Any]]:
-    return {"win_rate": {}, "length_drift": {}, "kl_budget": {}}
+    return {"win_rate": {}, "length_drift": {}, "kl_budget": {}, "reward_models": {}}
 
 
 def _default_reward_gates() -> dict[str, dict[str, Any]]:
@@ -169,7 +175,7 @@ class Project(BaseModel):
     gates: dict[str, dict[str, Any]] = Field(default_factory=_default_gates)
     """Gate name to its settings; a candidate passes when all of them pass."""
     reward_gates: dict[str, dict[str, Any]] = Field(default_factory=_default_reward_gates)
-    """The same for reward models; a report says which fail."""
+    """The same for reward models; the gate `reward_models` fails a candidate that rests on one which fails."""
     registry: RegistryConfig = RegistryConfig()
     population: PopulationConfig = PopulationConfig()
     """Simulated users of `palate demo`."""

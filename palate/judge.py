@@ -16,12 +16,18 @@ if TYPE_CHECKING:
     from evaluation.case import Case
     from evaluation.compare import Comparison
     from evaluation.estimates import Estimate
+    from evaluation.gates.reward_models import Used
     from evaluation.replies import Policy, Reply
     from evaluation.verdicts import Verdict
+    from palate.learn import RewardOutcome
+    from palate.reward_case import JudgedReward
     from pipelines.dataset import Dataset
     from reward_models.scorer import Scorer
+    from rollout.reward_registry import Role
 
 ROWS_FILE = "replies.parquet"
+_LEARN_FROM_PEOPLE = ("dpo",)
+"""Training methods whose policy learns from people's pairs themselves: no reward model trains it."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,34 @@ class Judged:
     notes: tuple[str, ...] = field(default=())
 
 
+def used_scorers(judged: Mapping[Role, JudgedReward], method: str) -> tuple[Used, ...]:
+    """The reward models that a candidate rests on.
+
+    Args:
+        judged: every scorer of the run with the verdicts of its gates.
+        method: of training. One that is not known to learn from people's pairs alone rests on the training scorer.
+    """
+    from evaluation.gates.reward_models import Used
+
+    found = []
+    if "training" in judged and method not in _LEARN_FROM_PEOPLE:
+        found.append(Used("training scorer", "trained", judged["training"].verdicts))
+    if "evaluation" in judged:
+        found.append(Used("evaluation scorer", "judged", judged["evaluation"].verdicts))
+    return tuple(found)
+
+
 def judge(
-    context: Context, dataset: Dataset, scorer: Scorer | None, champion: Path, candidate: Path, run_dir: Path
+    context: Context, dataset: Dataset, rewards: RewardOutcome, champion: Path, candidate: Path, run_dir: Path
 ) -> Judged:
     """Compare two adapters on held-out prompts; replies already sampled by this run are reused."""
     import pyarrow.parquet as pq
 
     from evaluation.compare import compare
     from evaluation.gates import judge_all
+    from evaluation.gates.reward_models import EXTRA
 
+    scorer = rewards.evaluation
     rows_file = run_dir / "evaluation" / ROWS_FILE
     notes: list[str] = []
     if rows_file.is_file():
@@ -65,7 +90,8 @@ def judge(
         notes.append(
             "Without an evaluation scorer no reply can be judged: every comparison counts as missing."
         )
-    return Judged(rows, comparison, judge_all(comparison, project.gates), learned, tuple(notes))
+    extra = {EXTRA: used_scorers(rewards.judged, project.train.method)}
+    return Judged(rows, comparison, judge_all(comparison, project.gates, extra), learned, tuple(notes))
 
 
 def _prompts(context: Context, dataset: Dataset, notes: list[str]) -> list[HeldoutPrompt]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
     from evaluation.calibration import Calibration
     from evaluation.estimates import Estimate
+    from evaluation.k_shot import KShot
     from palate.reward_case import JudgedReward
     from pipelines.dataset import Dataset
     from reward_models.scorer import Scorer
+    from reward_models.temperature import Temperature
     from rollout.reward_registry import Role
     from training.dpo import OnStep, TrainResult
+
+_FITTED_TWICE = ("preference_lm", "ensemble")
+"""Reward models whose fit is dear: for a temperature one fold of people is held out once, not each in turn."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,12 @@ class RewardOutcome:
     judged: Mapping[Role, JudgedReward]
     """By what the scorer is for."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def k_shot(self) -> dict[str, KShot]:
+        """How well each scorer knows people it never met after k of their votes, by the name a report gives it."""
+        names: dict[Role, str] = {"training": "Reward model", "evaluation": "Evaluation scorer"}
+        return {names[role]: one.case.k_shot for role, one in self.judged.items() if one.case is not None}
 
 
 def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutcome:
@@ -110,35 +121,88 @@ def heard(reward_model: Path, rows: pa.Table) -> pa.Table:
 def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
     from palate.exposure import served
     from reward_models.labels import honest
-    from reward_models.length_bias import length_controlled
-    from reward_models.scorer import load, method
+    from reward_models.model_files import ABOUT
+    from reward_models.scorer import INNER, load
+    from reward_models.temperature import write as write_temperature
     from rollout.versions import plain
 
     cache_dir, directory = context.project.embeddings_dir, run_dir / f"reward-{role}"
-    if (directory / "reward_model.json").is_file():
+    if (directory / ABOUT).is_file():
         return load(directory, context.base.path, cache_dir)
     settings = context.project.reward
-    module: Any = method(settings.method)
+    tempered = settings.temperature != "off"
+    inner = directory / INNER if tempered else directory
     with context.out.stage(title, "texts") as advance:
         exposure = served(context, dataset, split) if settings.labels.who_rates else None
         labels = honest(dataset.rows(split), settings.labels, exposure=exposure, seed=context.project.seed)
-        write_json(labels_file(directory), plain({**labels.to_dict(), "notes": labels.notes}))
+        about = {**labels.to_dict(), "notes": labels.notes}
+        write_json(labels_file(directory), plain(about))
         if labels.weightless:  # said before a fit that may refuse for want of rows
             for note in labels.notes:
                 context.out.say(f"{title}: {note}")
-        scorer: Scorer = module.fit(
-            getattr(settings, settings.method),
-            labels.rows,
-            base=context.base.path,
-            seed=context.project.seed,
-            cache_dir=cache_dir,
-            progress=advance,
-        )
-        if settings.length_control != "off":
-            scorer = length_controlled(scorer, labels.rows, settings.length_control)
-        scorer.save(directory)
+        if not (inner / ABOUT).is_file():
+            _fitted(context, labels.rows, advance).save(inner)
+        scorer = load(inner, context.base.path, cache_dir)
         advance(1, 1, f"fitted on {len(scorer.trained_on)} pairs of the split `{split}`")
+    if not tempered:
+        return scorer
+    del scorer  # while others are fitted, this one need not lie in memory
+    found = _temperature(context, dataset, labels.rows, title)
+    about |= {"notes": [*labels.notes, found.sentence], "temperature": vars(found)}
+    write_json(labels_file(directory), plain(about))
+    write_temperature(found, directory)
     return load(directory, context.base.path, cache_dir)
+
+
+def _fitted(context: Context, rows: pa.Table, progress: Callable[[int, int], None] | None) -> Scorer:
+    """The reward model of the settings, fitted on rows, less what it gives for length where that is asked."""
+    from reward_models.length_bias import length_controlled
+    from reward_models.scorer import method
+
+    settings = context.project.reward
+    module: Any = method(settings.method)
+    scorer: Scorer = module.fit(
+        getattr(settings, settings.method),
+        rows,
+        base=context.base.path,
+        seed=context.project.seed,
+        cache_dir=context.project.embeddings_dir,
+        progress=progress,
+    )
+    if settings.length_control == "off":
+        return scorer
+    return length_controlled(scorer, rows, settings.length_control)
+
+
+def _temperature(context: Context, dataset: Dataset, rows: pa.Table, title: str) -> Temperature:
+    """What explicit votes ask for that fits without them predict; never votes of people who judge."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from reward_models import tempering
+
+    settings, split = context.project.reward, context.project.prefer.split
+    once = settings.method in _FITTED_TWICE
+    implicit = pa.array(settings.labels.implicit.rules, pa.string())
+    # Where prompts alone are held out, people of the split `test` vote here, too.
+    judges = pc.drop_null(pc.unique(dataset.rows("test")["user_id"]))
+    told = ~np.asarray(
+        pc.or_(pc.is_in(rows["rule"], implicit), pc.is_in(rows["user_id"], judges)), dtype=bool
+    )
+    with context.out.stage(f"{title}: temperature", "fits") as advance:
+        found = tempering.fit(
+            lambda part: _fitted(context, part, advance if once else None),
+            rows,
+            settings.tempering,
+            told=told,
+            prompts_apart=split.test_prompts + split.evaluation_prompts > 0,
+            seed=context.project.seed,
+            once=once,
+            progress=None if once else advance,
+        )
+        advance(1, 1, f"{found.tau:.2f}")
+    return found
 
 
 def update(

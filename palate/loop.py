@@ -218,7 +218,7 @@ def _judge_and_register(
     from rollout.registry import register_candidate
 
     context = job.context
-    judged = judge.judge(context, job.dataset, rewards.evaluation, job.champion_dir, trained.adapter, job.dir)
+    judged = judge.judge(context, job.dataset, rewards, job.champion_dir, trained.adapter, job.dir)
     felt = satisfaction(judged.rows) if satisfaction and judged.rows.num_rows else {}
     case = judge.make_case(
         context,
@@ -229,6 +229,7 @@ def _judge_and_register(
         verdicts=judged.verdicts,
         learned={**rewards.learned, **judged.learned},
         calibration=rewards.calibration,
+        k_shot=rewards.k_shot,
         training_curve=trained.curve,
         satisfaction=felt or None,
         notes=[*rewards.notes, *judged.notes, *_left_out(trained)],
@@ -279,6 +280,7 @@ def _report_without_candidate(job: Job, rewards: RewardOutcome) -> Outcome:
         job.lineage,
         learned=rewards.learned,
         calibration=rewards.calibration,
+        k_shot=rewards.k_shot,
         notes=list(rewards.notes),
         next_command=with_options("palate status"),
     )

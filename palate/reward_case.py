@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from palate.context import Context, now, write_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from evaluation.estimates import Estimate
     from evaluation.reward_case import RewardCase
     from evaluation.verdicts import Verdict
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from rollout.reward_registry import Role
 
 FILE = "rewards.json"
-_SPLITS: dict[Role, str] = {"training": "train", "evaluation": "evaluation"}
+SPLITS: dict[Role, str] = {"training": "train", "evaluation": "evaluation"}
+"""Whose rows each scorer learns."""
 
 
 @dataclass(frozen=True)
@@ -67,32 +70,48 @@ def _counted(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 def judge(context: Context, dataset: Dataset, scorer: Scorer, role: Role, run_dir: Path) -> JudgedReward:
     """Look at a scorer through people's explicit held-out pairs, and let its gates decide."""
+    from palate.learn import labels_of
+    from reward_models.scorer import inner, method_in
+
+    directory = run_dir / f"reward-{role}"
+    case, verdicts = look(context, scorer, dataset.rows("test"), dataset.rows(SPLITS[role]))
+    return JudgedReward(directory, method_in(inner(directory)), case, verdicts, labels_of(directory))
+
+
+def look(
+    context: Context, scorer: Scorer, test: pa.Table, learned: pa.Table
+) -> tuple[RewardCase | None, tuple[Verdict, ...]]:
+    """The case for or against a scorer and what its gates say; None and nothing without an explicit held-out pair.
+
+    Args:
+        context: whose gates, seed and clock.
+        scorer: a fitted reward model.
+        test: PREFERENCES rows of people and prompts that it has not seen.
+        learned: PREFERENCES rows among which are those that it was fitted on.
+
+    Raises:
+        EvaluationError: held-out rows or people are among those it was fitted on.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from evaluation import reward_case, reward_gates
-    from palate.learn import labels_of
-    from reward_models.scorer import inner, method_in
 
     project = context.project
-    directory = run_dir / f"reward-{role}"
-    test = dataset.rows("test")
     # What people did is no verdict to judge by: only their explicit word is.
     implicit = pa.array(project.reward.labels.implicit.rules, pa.string())
     test = test.filter(pc.and_(pc.is_valid(test["rejected"]), pc.invert(pc.is_in(test["rule"], implicit))))
-    case: RewardCase | None = None
-    verdicts: tuple[Verdict, ...] = ()
-    if test.num_rows:
-        case = reward_case.make(
-            scorer,
-            test,
-            train_rows=dataset.rows(_SPLITS[role]),
-            now=now(),
-            seed=project.seed,
-            people_apart=project.prefer.split.test_users > 0,
-        )
-        verdicts = tuple(reward_gates.judge_all(case, project.reward_gates))
-    return JudgedReward(directory, method_in(inner(directory)), case, verdicts, labels_of(directory))
+    if not test.num_rows:
+        return None, ()
+    case = reward_case.make(
+        scorer,
+        test,
+        train_rows=learned,
+        now=now(),
+        seed=project.seed,
+        people_apart=project.prefer.split.test_users > 0,
+    )
+    return case, tuple(reward_gates.judge_all(case, project.reward_gates))
 
 
 def figures(case: RewardCase, who: str) -> dict[str, Estimate]:

@@ -19,7 +19,7 @@ from reward_models.features import NAMES
 from reward_models.projection import Projection
 from reward_models.representation import represent
 from reward_models.scorer import Chat, NotEnoughVotes, Rewards
-from reward_models.votes_of_rows import replies_of, unlearned, votes_of
+from reward_models.votes_of_rows import marks_of, replies_of, unheard, unlearned, votes_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,6 +82,8 @@ class BradleyTerry:
     votes: Votes
     ridge: float
     trained_on: frozenset[str]
+    heard: frozenset[int] = frozenset()
+    """Marks of the verdicts that were learned; see `votes_of_rows`."""
     cache_dir: Path | None = field(default=None, compare=False)
 
     def score(
@@ -109,16 +111,23 @@ class BradleyTerry:
     def update(self, rows: pa.Table) -> BradleyTerry:
         """The model after more paired PREFERENCES rows: what a fit of all with its projection and ridge gives.
 
-        Those stay as they were chosen; only rows that are new are embedded. Rows already learned change nothing.
+        Those stay as they were chosen; only rows that are new are embedded. Rows already learned change nothing, nor
+        does a verdict that was learned from another row.
         """
         new = _pairs(unlearned(rows, self.trained_on))
         if not new.num_rows:
             return self
-        vectors = self._raw(*replies_of(new))
-        votes = self.votes.and_(_votes(new, vectors, self.projection))
-        fitted = votes.fit(self.ridge, start=self.fitted)
-        learned = self.trained_on | frozenset(new["preference_id"].to_pylist())
-        return replace(self, fitted=fitted, votes=votes, trained_on=learned)
+        marks = marks_of(new)
+        learned = replace(
+            self,
+            trained_on=self.trained_on | frozenset(new["preference_id"].to_pylist()),
+            heard=self.heard.union(*marks),
+        )
+        new = new.filter(unheard(marks, self.heard))
+        if not new.num_rows:
+            return learned
+        votes = self.votes.and_(_votes(new, self._raw(*replies_of(new)), self.projection))
+        return replace(learned, fitted=votes.fit(self.ridge, start=self.fitted), votes=votes)
 
     def _raw(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
         return represent(
@@ -127,9 +136,9 @@ class BradleyTerry:
 
     def save(self, directory: Path) -> None:
         """Write `reward_model.json` and `weights.npz`; the JSON, written last, makes it loadable."""
-        with model_files.writing(directory) as about:
+        with model_files.replacing(directory) as draft:
             model_files.write_arrays(
-                directory,
+                draft.path(model_files.WEIGHTS),
                 {
                     **self.projection.arrays(),
                     "weights": self.fitted.weights,
@@ -137,9 +146,10 @@ class BradleyTerry:
                     "difference": self.votes.difference,
                     "outcome": self.votes.outcome,
                     "weight": self.votes.weight,
+                    "heard": np.array(sorted(self.heard), dtype=np.uint64),
                 },
             )
-            about |= {
+            draft.about |= {
                 "method": "bradley_terry",
                 "config": self.config.model_dump(mode="json"),
                 "log_nu": self.fitted.log_nu,
@@ -153,10 +163,11 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyT
     """Load what `save` wrote.
 
     Raises:
-        RewardModelError: files are missing or unreadable.
+        RewardModelError: files are missing or unreadable, or the model is of other named features.
     """
     with model_files.reading(directory) as about:
-        arrays = model_files.read_arrays(directory)
+        model_files.refuse_other_features(about, NAMES, directory)
+        arrays = model_files.read_arrays(model_files.file_of(directory, about, model_files.WEIGHTS))
         return BradleyTerry(
             base,
             Config.model_validate(about["config"]),
@@ -165,6 +176,7 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> BradleyT
             Votes(arrays["difference"], arrays["outcome"], arrays["weight"]),
             about["ridge"],
             frozenset(about["trained_on"]),
+            frozenset(arrays["heard"].tolist() if "heard" in arrays else ()),
             cache_dir,
         )
 
@@ -199,7 +211,8 @@ def fit(
     ridge = _choose_ridge(config, votes, rows["prompt_key"].to_pylist(), seed)
     fitted = votes.fit(ridge)
     ids = frozenset(rows["preference_id"].to_pylist())
-    return BradleyTerry(base, config, projection, fitted, votes, ridge, ids, cache_dir)
+    heard = frozenset[int]().union(*marks_of(rows))
+    return BradleyTerry(base, config, projection, fitted, votes, ridge, ids, heard, cache_dir)
 
 
 def _pairs(rows: pa.Table) -> pa.Table:

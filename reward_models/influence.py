@@ -9,8 +9,15 @@ The share is of what is left after capping, found exactly: with weights sorted a
 s (k c + rest), so c = s rest / (1 - s k) (water-filling, as in Boyd and Vandenberghe 2004, Convex Optimization, 5.5.3).
 
 Rows of nobody in particular may be one person's or a thousand's. Each counts as its own person's, lest a product
-without ids learned nothing, but all together never weigh more than `anonymous_share` of everything once there are
-people who can be told apart: otherwise leaving out the id would be the way around the cap.
+without ids learned nothing, but beside enough people who can be told apart all together never weigh more than
+`anonymous_share` of everything: otherwise leaving out the id would be the way around the cap. The first people who log
+in must not undo what a product learns without ids either, so the limit comes into force as the cap does. With A the
+weight of such rows, P that of U people (as many equal ones as they are worth, Kish 1965) and a the share,
+
+    A' = (1 - f) A + f min(A, P a / (1 - a))        f = min(1, U max_share / equal_parts)
+
+where f is 1 from the number of people on for whom `max_share` is the cap, with the default settings forty. Each of them
+moves A' by a fortieth of the way at most; with fewer, whoever leaves out the id is less held in check.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ class Config(BaseModel):
     free: float = Field(default=20.0, ge=0)
     """Total weight that `times_median` never goes below: where most people vote once, ten votes are no danger."""
     anonymous_share: float = Field(default=0.5, gt=0, lt=1)
-    """Most of the total weight that rows without a person carry together, if there are rows with one."""
+    """Most of the total weight that rows without a person carry together, beside many people; see the module's text."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def capped(user_ids: Sequence[str | None], weights: np.ndarray, config: Config |
     after = weights.copy()
     after[known] *= factor[code]
     people = total * factor
-    _limit_anonymous(after, known, people.sum(), config)
+    _limit_anonymous(after, known, people, config)
     over = np.flatnonzero(factor < 1)
     report = Report(
         people=int((total > 0).sum()),
@@ -135,12 +142,13 @@ def _cap_of_share(totals: np.ndarray, share: float) -> float:
     return np.inf
 
 
-def _limit_anonymous(weights: np.ndarray, known: np.ndarray, people: float, config: Config) -> None:
-    """Scales the rows of nobody in particular, in place, to their share of everything."""
+def _limit_anonymous(weights: np.ndarray, known: np.ndarray, people: np.ndarray, config: Config) -> None:
+    """Scales the rows of nobody in particular, in place, beside people of these total weights (U,)."""
     anonymous = float(weights[~known].sum())
-    allowed = people * config.anonymous_share / (1 - config.anonymous_share)
-    if people > 0 and anonymous > allowed:
-        weights[~known] *= allowed / anonymous
+    allowed = float(people.sum()) * config.anonymous_share / (1 - config.anonymous_share)
+    if anonymous > allowed:
+        force = min(1.0, effective_size(people) * config.max_share / config.equal_parts)
+        weights[~known] *= 1 - force + force * allowed / anonymous
 
 
 def _check(user_ids: Sequence[str | None], weights: np.ndarray) -> None:

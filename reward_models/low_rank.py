@@ -21,14 +21,14 @@ is B = V_R L_R^(1/2), under which z has unit variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_models.taste import Belief, expected_probabilities, posterior, posteriors, predictors_of
-from reward_models.ties import NO_TIES, outcome_loss
+from reward_models.ties import NO_TIES
 
 HABITS = ("first", "ties", "ties_by_length")
 """Lean to what is shown first (on d), readiness for ties (on t), and how a difference in length changes it (on t)."""
@@ -112,11 +112,16 @@ class Votes:
         design[:, 1, c + 2] = self.can_tie * np.abs(self.log_words)
         return design
 
+    def grouped(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows with a person, each one's together and in their order; people's codes (U,); where each begins (U,)."""
+        order = np.argsort(self.user, kind="stable")
+        order = order[np.searchsorted(self.user[order], 0) :]
+        people, first = np.unique(self.user[order], return_index=True)
+        return order, people, first
+
     def by_person(self) -> Iterator[tuple[int, np.ndarray]]:
         """Each person's code and the rows of their votes, in their order."""
-        order = np.argsort(self.user, kind="stable")
-        order = order[self.user[order] >= 0]
-        people, first = np.unique(self.user[order], return_index=True)
+        order, people, first = self.grouped()
         return zip(people.tolist(), np.split(order, first[1:]) if len(people) else [], strict=True)
 
 
@@ -165,6 +170,19 @@ class LowRank:
         return posterior(
             prior, votes.personal_design(self.basis), votes.outcome, votes.weight, self.offset(votes)
         )
+
+    def learn_all(self, votes: Votes, first: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What is believed of U people after all their votes: means (U, R + 3), covariances (U, R + 3, R + 3).
+
+        Args:
+            votes: each person's together.
+            first: (U,) row of each one's first vote.
+            known: (U, G) what is known of them without votes.
+        """
+        return posteriors(
+            self.trust * (known @ self.groups), self.trust * self.covariance,
+            votes.personal_design(self.basis), votes.outcome, votes.weight, self.offset(votes), first,
+        )  # fmt: skip
 
 
 def fit(
@@ -236,44 +254,3 @@ def _group_means(known: np.ndarray, theta: np.ndarray, people: float) -> np.ndar
     """(G, K) ridge regression of people's effects on what is known of them; `people` is the ridge."""
     gram = known.T @ known + people * np.eye(known.shape[1])
     return np.linalg.solve(gram, known.T @ theta)
-
-
-def choose_trust(
-    votes: Votes, known: np.ndarray, config: LowRankConfig, trusts: Sequence[float], seed: int
-) -> float:
-    """The factor on what is personal that predicts people who were not fitted best, before and after some votes.
-
-    Half of the people are fitted and the other half predicted, both ways. The shared taste alone wins ties.
-
-    Args:
-        votes, known, config: as of `fit`.
-        trusts: those tried.
-        seed: of the division.
-    """
-    everybody = list(votes.by_person())
-    half = np.random.default_rng(seed).permutation(len(known)) % 2
-    trusts = [0.0, *(trust for trust in trusts if trust > 0)]  # of equal losses the first is taken: no trust
-    losses = np.zeros(len(trusts))
-    for side in (0, 1):
-        inside = (votes.user < 0) | (half[votes.user] == side)
-        fitted = fit(votes.take(np.flatnonzero(inside)), known, config)
-        for person, rows in everybody:
-            if half[person] == side:
-                continue
-            own = votes.take(rows)
-            for i, trust in enumerate(trusts):
-                losses[i] += _forward_loss(replace(fitted, trust=trust), own, known[person])
-    return trusts[int(np.argmin(losses))]
-
-
-def _forward_loss(taste: LowRank, own: Votes, known: np.ndarray) -> float:
-    """Weighted mean log-loss of a person's votes, each predicted from those before it in blocks that double."""
-    if taste.trust == 0:
-        return float(np.average(outcome_loss(taste.predict(own, None), own.outcome), weights=own.weight))
-    belief, done, total = taste.prior(known), 0, 0.0
-    while done < len(own.outcome):
-        block = own.take(np.arange(done, min(2 * done + 1, len(own.outcome))))
-        total += float((block.weight * outcome_loss(taste.predict(block, belief), block.outcome)).sum())
-        done += len(block.outcome)
-        belief = taste.learn(own.take(np.arange(done)), taste.prior(known))
-    return total / float(own.weight.sum())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reward_models.low_rank import LowRank, Votes
 from reward_models.taste import Belief
 
 SCHEMA = pa.schema(
@@ -61,6 +61,27 @@ class Person:
         )
 
 
+def believed(
+    rows: pa.Table, votes: Votes, names: list[str], known: np.ndarray, taste: LowRank
+) -> dict[str, Person]:
+    """What is believed of each person after all their votes together; rows are in the order of their ids."""
+    times = rows["event_time"].cast("int64").fill_null(0).to_numpy()
+    order = np.argsort(times, kind="stable")
+    rows_of, codes, first = votes.take(order).grouped()
+    order = order[rows_of]
+    means, covariances = taste.learn_all(votes.take(order), first, known[codes])
+    times, ids = times[order].tolist(), np.asarray(rows["preference_id"].to_pylist(), dtype=object)[order]
+    bounds = np.append(first, len(order)).tolist()
+    found = {}
+    for u, code in enumerate(codes.tolist()):
+        lo, hi = bounds[u], bounds[u + 1]
+        found[names[code]] = Person(
+            Belief(means[u], covariances[u]), known[code], hi - lo, times[lo], times[hi - 1],
+            tuple(ids[max(lo, hi - ROWS_KEPT) : hi]),
+        )  # fmt: skip
+    return found
+
+
 def write(people: Mapping[str, Person], path: Path) -> None:
     """All of them as one Parquet file, ordered by id; complete or not there at all."""
     ordered = sorted(people.items())
@@ -85,18 +106,18 @@ def read(path: Path) -> dict[str, Person]:
     Raises:
         OSError, ValueError: there is no such file, or it is something else.
     """
-    return dict(_people(pq.read_table(path, schema=SCHEMA).to_pylist()))
+    table = pq.read_table(path, schema=SCHEMA)
+    mean, known = _stacked(table, "mean"), _stacked(table, "known")
+    covariance = _stacked(table, "covariance").reshape(len(mean), mean.shape[1], mean.shape[1])
+    columns = ("user_id", "votes", "first_event_us", "last_event_us", "rows")
+    others = zip(*(table[name].to_pylist() for name in columns), strict=True)
+    return {
+        name: Person(Belief(mean[i], covariance[i]), known[i], votes, first, last, tuple(rows))
+        for i, (name, votes, first, last, rows) in enumerate(others)
+    }
 
 
-def _people(rows: Iterable[dict[str, Any]]) -> Iterable[tuple[str, Person]]:
-    for row in rows:
-        mean = np.asarray(row["mean"], dtype=np.float64)
-        covariance = np.asarray(row["covariance"], dtype=np.float64).reshape(len(mean), len(mean))
-        known = np.asarray(row["known"], dtype=np.float64)
-        yield (
-            row["user_id"],
-            Person(
-                Belief(mean, covariance), known,
-                row["votes"], row["first_event_us"], row["last_event_us"], tuple(row["rows"]),
-            ),
-        )  # fmt: skip
+def _stacked(table: pa.Table, name: str) -> np.ndarray:
+    """(U, C) of lists of equal length."""
+    values = table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(values, dtype=np.float64).reshape(table.num_rows, -1 if len(values) else 0)

@@ -12,8 +12,9 @@ ties, where a person's lean is how readily they like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,15 +22,25 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_models import low_rank, model_files, people, ties
-from reward_models.acquaintance import Acquaintance
+from reward_models.acquaintance import Acquaintance, people_of
 from reward_models.features import NAMES
 from reward_models.low_rank import LowRank, LowRankConfig
 from reward_models.people import Person
+from reward_models.persistent import Persistent
 from reward_models.projection import Projection
 from reward_models.representation import last_user_message, represent
 from reward_models.scorer import Chat, NotEnoughVotes, Rewards
 from reward_models.taste import Belief, updated
-from reward_models.votes_of_rows import Given, given_votes, replies_of, unlearned, votes_of
+from reward_models.trust import choose_trust
+from reward_models.votes_of_rows import (
+    Given,
+    given_votes,
+    marks_of,
+    replies_of,
+    unheard,
+    unlearned,
+    votes_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,11 +76,19 @@ class Personal:
     projection: Projection
     taste: LowRank
     acquaintance: Acquaintance
-    people: dict[str, Person]
+    people: Mapping[str, Person]
     typical: np.ndarray
     """(2,) mean of `ties_by_length`'s and `ties_by_distance`'s columns: what a pair is like on average."""
-    trained_on: frozenset[str]
+    learned: Persistent[str, None]
+    """`preference_id`s of all rows that were taken in, at the fit or later."""
+    heard: Persistent[int, None]
+    """Marks of their verdicts; see `votes_of_rows`."""
     cache_dir: Path | None = field(default=None, compare=False)
+
+    @cached_property
+    def trained_on(self) -> frozenset[str]:
+        """`preference_id`s of all rows that were taken in; made when it is asked for, as they may be very many."""
+        return frozenset(self.learned)
 
     def score(
         self,
@@ -126,22 +145,34 @@ class Personal:
     def learn(self, rows: pa.Table) -> Personal:
         """The model after more PREFERENCES rows, one after the other; only the people in them change.
 
-        Rows of nobody in particular, or already learned from, change nothing.
+        Rows of nobody in particular, or already learned from, change nothing; nor does a verdict that was learned from
+        another row. What it costs depends on these rows, not on how many people and rows are known.
         """
-        import pyarrow.compute as pc
-
-        new = unlearned(rows, self.trained_on)
-        new = new.filter(pc.is_valid(new["user_id"]))
+        new = unlearned(rows, self.learned)
+        if new["user_id"].null_count:
+            new = new.filter(new["user_id"].is_valid())
         if not new.num_rows:
             return self
-        new = new.sort_by([("event_time", "ascending"), ("preference_id", "ascending")])
-        about = new.select(["preference_id", "user_id", "agent", "prompt", "event_time"]).to_pylist()
-        votes = votes_of(new, self._raw(*replies_of(new)), self.projection)
+        if new.num_rows > 1:  # of a single row all this would cost as much as the rest
+            new = new.sort_by([("event_time", "ascending"), ("preference_id", "ascending")])
+        marks = marks_of(new)
+        said = unheard(marks, self.heard)
+        return replace(
+            self,
+            people=Persistent(self.people).and_(self._after(new if said.all() else new.filter(said))),
+            learned=self.learned.and_(dict.fromkeys(new["preference_id"].to_pylist())),
+            heard=self.heard.and_({mark: None for each in marks for mark in each}),
+        )
+
+    def _after(self, rows: pa.Table) -> dict[str, Person]:
+        """The people in these rows after them, one after the other."""
+        if not rows.num_rows:
+            return {}
+        about = rows.select(["preference_id", "user_id", "agent", "prompt", "event_time"]).to_pylist()
+        votes = votes_of(rows, self._raw(*replies_of(rows)), self.projection)
         offset, design = self.taste.offset(votes), votes.personal_design(self.taste.basis)
-        after, learned = dict(self.people), set(self.trained_on)
+        after: dict[str, Person] = {}
         for i, row in enumerate(about):
-            if row["preference_id"] in learned:
-                continue
             name = row["user_id"]
             person = after.get(name) or self.person(name, row["agent"], last_user_message(row["prompt"]))
             outcome, weight = int(votes.outcome[i]), float(votes.weight[i])
@@ -149,8 +180,7 @@ class Personal:
             time = row["event_time"]
             stamp = 0 if time is None else int(time.timestamp() * 1e6)
             after[name] = person.after(belief, row["preference_id"], stamp)
-            learned.add(row["preference_id"])
-        return replace(self, people=after, trained_on=frozenset(learned))
+        return after
 
     def explain(self, belief: Belief | None = None) -> dict[str, tuple[float, float]]:
         """Reward per standard deviation of each named feature, mean and standard deviation; a person's or all's."""
@@ -197,10 +227,10 @@ class Personal:
     def save(self, directory: Path) -> None:
         """Write `weights.npz`, `people.parquet` and `reward_model.json`; the JSON, written last, makes it loadable."""
         taste, known = self.taste, self.acquaintance
-        with model_files.writing(directory) as about:
-            people.write(self.people, directory / "people.parquet")
+        with model_files.replacing(directory) as draft:
+            people.write(self.people, draft.path(model_files.PEOPLE))
             model_files.write_arrays(
-                directory,
+                draft.path(model_files.WEIGHTS),
                 {
                     **{f"projection_{name}": array for name, array in self.projection.arrays().items()},
                     "shared_mean": taste.shared.mean,
@@ -211,15 +241,16 @@ class Personal:
                     "known_center": known.center,
                     "known_scale": known.scale,
                     "typical": self.typical,
+                    "heard": np.array(sorted(self.heard), dtype=np.uint64),
                 },
             )
-            about |= {
+            draft.about |= {
                 "method": "personal",
                 "config": self.config.model_dump(mode="json"),
                 "trust": taste.trust,
                 "agents": list(known.agents),
                 "people": len(self.people),
-                "trained_on": sorted(self.trained_on),
+                "trained_on": sorted(self.learned),
                 "feature_weights": {name: mean for name, (mean, _) in self.explain().items()},
             }
 
@@ -228,18 +259,22 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> Personal
     """Load what `save` wrote.
 
     Raises:
-        RewardModelError: files are missing or unreadable.
+        RewardModelError: files are missing or unreadable, or the model is of other named features.
     """
     with model_files.reading(directory) as about:
-        a = model_files.read_arrays(directory)
+        model_files.refuse_other_features(about, NAMES, directory)
+        a = model_files.read_arrays(model_files.file_of(directory, about, model_files.WEIGHTS))
         projection = Projection(*(a[f"projection_{n}"] for n in ("center", "axes", "scale")))
         shared = Belief(a["shared_mean"], a["shared_covariance"])
         taste = LowRank(shared, a["basis"], a["covariance"], a["groups"], float(about["trust"]))
         known = Acquaintance(tuple(about["agents"]), a["known_center"], a["known_scale"])
-        everybody = people.read(directory / "people.parquet")
-        config = Config.model_validate(about["config"])
-        ids = frozenset(about["trained_on"])
-        return Personal(base, config, projection, taste, known, everybody, a["typical"], ids, cache_dir)
+        everybody = people.read(model_files.file_of(directory, about, model_files.PEOPLE))
+        heard = a.get("heard", np.zeros(0, np.uint64))  # models of before did not keep it
+        return Personal(
+            base, Config.model_validate(about["config"]), projection, taste, known, Persistent(everybody),
+            a["typical"], Persistent(dict.fromkeys(about["trained_on"])),
+            Persistent(dict.fromkeys(heard.tolist())), cache_dir,
+        )  # fmt: skip
 
 
 def fit(
@@ -269,54 +304,20 @@ def fit(
         base, *replies_of(rows), max_tokens=config.max_tokens, cache_dir=cache_dir, progress=progress
     )
     projection = Projection.fit(vectors, config.components)
-    names, agents, messages = _people_of(rows)
+    names, agents, messages = people_of(rows)
     acquaintance = Acquaintance.fit(agents, messages)
     known = acquaintance.describe(agents, messages)
     votes = votes_of(rows, vectors, projection, {name: code for code, name in enumerate(names)})
     taste = low_rank.fit(votes, known, config.taste)
     trust = 0.0
     if len(names) >= config.min_people:
-        trust = low_rank.choose_trust(votes, known, config.taste, config.trusts, seed)
+        trust = choose_trust(votes, known, config.taste, config.trusts, seed)
     taste = replace(taste, trust=trust)
     design = votes.shared_design()[votes.can_tie > 0]
     typical = design[:, 1, -2:].mean(axis=0) if len(design) else np.zeros(2)
+    heard = {mark: None for each in marks_of(rows) for mark in each}
     return Personal(
-        base, config, projection, taste, acquaintance, _everybody(rows, votes, names, known, taste), typical,
-        frozenset(rows["preference_id"].to_pylist()), cache_dir,
+        base, config, projection, taste, acquaintance,
+        Persistent(people.believed(rows, votes, names, known, taste)), typical,
+        Persistent(dict.fromkeys(rows["preference_id"].to_pylist())), Persistent(heard), cache_dir,
     )  # fmt: skip
-
-
-def _everybody(
-    rows: pa.Table, votes: low_rank.Votes, names: list[str], known: np.ndarray, taste: LowRank
-) -> dict[str, Person]:
-    """What is believed of each person after all their votes together."""
-    times = rows["event_time"].cast("int64").fill_null(0).to_numpy()
-    ids = np.asarray(rows["preference_id"].to_pylist(), dtype=object)
-    order = np.lexsort((ids.astype(str), times))
-    times, ids, votes = times[order], ids[order], votes.take(order)
-    found = {}
-    for code, own in votes.by_person():
-        belief = taste.learn(votes.take(own), taste.prior(known[code]))
-        newest = tuple(ids[own][-people.ROWS_KEPT :])
-        stamps = times[own]
-        found[names[code]] = Person(
-            belief, known[code], len(own), int(stamps.min()), int(stamps.max()), newest
-        )
-    return found
-
-
-def _people_of(rows: pa.Table) -> tuple[list[str], list[str | None], list[list[str]]]:
-    """Everybody with an id: name, the agent they use most, their first messages."""
-    import pyarrow.compute as pc
-
-    known = rows.filter(pc.is_valid(rows["user_id"])).sort_by(
-        [("event_time", "ascending"), ("preference_id", "ascending")]
-    )
-    agents: dict[str, list[str | None]] = {}
-    messages: dict[str, dict[str, None]] = {}
-    for row in known.select(["user_id", "agent", "prompt"]).to_pylist():
-        agents.setdefault(row["user_id"], []).append(row["agent"])
-        messages.setdefault(row["user_id"], {})[last_user_message(row["prompt"])] = None
-    names = sorted(agents)
-    most = [max(sorted(set(agents[n]), key=str), key=agents[n].count) for n in names]
-    return names, most, [list(messages[n]) for n in names]

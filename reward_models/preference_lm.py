@@ -20,6 +20,8 @@ from reward_models import model_files, ties
 from reward_models.hardware import fast_bf16
 from reward_models.preference_heads import heads_collator, heads_trainer, to_trl
 from reward_models.scorer import Chat, RewardModelError, Rewards
+from reward_models.shared_prefix import passes, shares_prefixes
+from reward_models.text_batches import split_where_they_part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,27 +97,23 @@ class PreferenceLM:
         return dict(zip(self.config.objectives, self._heads(prompts, completions).T, strict=True))
 
     def _heads(self, prompts: Sequence[Chat], completions: Sequence[str]) -> np.ndarray:
-        """(B, K) rewards of B completions, read at the last real token."""
-        import torch
-
-        template = self.tokenizer.apply_chat_template
+        """(B, K) rewards of B completions, read at the last real token; equal texts are read once."""
+        template, pad = self.tokenizer.apply_chat_template, self.tokenizer.pad_token_id
         encoded = [
-            list(template([*p, {"role": "assistant", "content": c}], tokenize=True, return_dict=False))[
-                -self.config.max_tokens :
-            ]
+            tuple(
+                template([*p, {"role": "assistant", "content": c}], tokenize=True, return_dict=False)[
+                    -self.config.max_tokens :
+                ]
+            )
             for p, c in zip(prompts, completions, strict=True)
         ]
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        rewards = np.zeros((len(encoded), len(self.config.objectives)))
+        place = {ids: n for n, ids in enumerate(dict.fromkeys(encoded))}
+        rewards = np.zeros((len(place), len(self.config.objectives)))
         self.model.eval()  # also what a caller gets back: no dropout when scores are asked for
-        for start in range(0, len(order), 16):
-            batch = order[start : start + 16]
-            padded = self.tokenizer.pad(
-                {"input_ids": [encoded[i] for i in batch]}, padding_side="right", return_tensors="pt"
-            ).to(self.model.device)
-            with torch.inference_mode():
-                rewards[batch] = self.model(**padded).logits.float().cpu().numpy()
-        return rewards
+        texts, share = split_where_they_part(list(place), pad), shares_prefixes(self.model)
+        for rows, output, _ in passes(self.model, texts, pad=pad, share=share):
+            rewards[rows] = output.logits.float().cpu().numpy()
+        return rewards[[place[ids] for ids in encoded]]
 
     def probabilities(self, difference: np.ndarray) -> np.ndarray:
         """(N, 3) win, tie, loss."""
@@ -147,7 +145,7 @@ def load(directory: Path, base: Path, cache_dir: Path | None = None) -> Preferen
 
     with model_files.reading(directory, SafetensorError) as about:
         config = Config.model_validate(about["config"])
-        tokenizer, model = _sequence_classifier(base, len(config.objectives))
+        tokenizer, model = sequence_classifier(base, len(config.objectives))
         model = PeftModel.from_pretrained(model, str(directory / "adapter"))
         ids, log_nu = frozenset(about["trained_on"]), float(about["log_nu"])
         return PreferenceLM(model, tokenizer, config, ids, log_nu, directory)
@@ -207,7 +205,7 @@ def _trainer(
     from trl import RewardConfig
 
     set_seed(seed)
-    tokenizer, model = _sequence_classifier(base, len(config.objectives))
+    tokenizer, model = sequence_classifier(base, len(config.objectives))
     # TRL's trainer refuses a model of several labels, which its own loss would not know what to do with. The heads
     # are made by now, and nothing else reads the number.
     model.config.num_labels = 1
@@ -254,7 +252,8 @@ def _trainer(
     return trainer
 
 
-def _sequence_classifier(base: Path, heads: int) -> tuple[Any, Any]:
+def sequence_classifier(base: Path, heads: int) -> tuple[Any, Any]:
+    """Tokenizer and base model with so many new heads, before anything is trained."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

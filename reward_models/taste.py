@@ -21,20 +21,20 @@ them, each is changed by its own rows of the same formulas, and correlations bet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from reward_models.laplace import LOGITS, TOGETHER, posteriors
 from reward_models.ties import WIN
 
-# Rows: log-weight of win, tie, loss per unit of (d, t).
-_LOGITS = np.array([[0.5, 0.0], [0.0, 1.0], [-0.5, 0.0]])
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _GRID = np.stack([np.repeat(_NODES, len(_NODES)), np.tile(_NODES, len(_NODES))])
 _GRID_WEIGHTS = np.outer(_WEIGHTS, _WEIGHTS).ravel()
-_STEPS, _HALVINGS = 30, 20
+_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def expected_probabilities(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     Returns:
         (N, 3)
     """
-    return np.asarray(_on_grid(mean, spread) @ _GRID_WEIGHTS)
+    starts = range(0, max(len(mean), 1), TOGETHER)
+    parts = [_on_grid(mean[i : i + TOGETHER], spread[i : i + TOGETHER]) @ _GRID_WEIGHTS for i in starts]
+    return np.concatenate(parts)
 
 
 def expected_entropy(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -74,7 +76,8 @@ def expected_entropy(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 def curvature(h: np.ndarray) -> np.ndarray:
     """(2, 2) Fisher information of one vote about (d, t)."""
-    return _derivatives(h, WIN, 1.0)[1]
+    dd, dt, tt = _derivatives(float(h[0]), float(h[1]), WIN, 1.0)[1]
+    return np.array([[dd, dt], [dt, tt]])
 
 
 def _on_grid(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
@@ -110,7 +113,11 @@ def predictors_of(belief: Belief, designs: np.ndarray) -> tuple[np.ndarray, np.n
         designs: of the votes.
     """
     mean = (designs @ belief.mean[..., None])[..., 0]
-    return mean, designs @ belief.covariance @ designs.transpose(0, 2, 1)
+    if belief.covariance.ndim == 2:  # one product of matrices, not N small ones
+        turned = (designs.reshape(-1, designs.shape[2]) @ belief.covariance).reshape(designs.shape)
+    else:
+        turned = designs @ belief.covariance
+    return mean, turned @ designs.transpose(0, 2, 1)
 
 
 def updated(
@@ -147,36 +154,53 @@ def updated(
 def _mode(
     mean: np.ndarray, precision: np.ndarray, outcome: int, weight: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Posterior mode (2,) of (d, t) and the likelihood's curvature (2, 2) there, by damped Newton steps."""
+    """Posterior mode (2,) of (d, t) and the likelihood's curvature (2, 2) there, by damped Newton steps.
 
-    def value(at: np.ndarray) -> float:
-        logits = _LOGITS @ at
-        top = logits.max()
-        return float(
-            weight * (logits[outcome] - top - np.log(np.exp(logits - top).sum()))
-            - (at - mean) @ precision @ (at - mean) / 2
-        )
+    In plain numbers: of two unknowns these are ten times as fast as arrays.
+    """
+    (d, t), ((a, b), (_, c)) = mean.tolist(), precision.tolist()
+    centre_d, centre_t = d, t
 
-    h, best = mean.copy(), value(mean)
+    def value(d: float, t: float) -> float:
+        x, y = d - centre_d, t - centre_t
+        likelihood = math.log(max(_shares(d, t)[outcome], 1e-300))
+        return weight * likelihood - (a * x * x + 2 * b * x * y + c * y * y) / 2
+
+    best = value(d, t)
     for _ in range(_STEPS):
-        slope, curvature = _derivatives(h, outcome, weight)
-        step = np.linalg.solve(curvature + precision, slope - precision @ (h - mean))
+        (of_d, of_t), (dd, dt, tt) = _derivatives(d, t, outcome, weight)
+        of_d -= a * (d - centre_d) + b * (t - centre_t)
+        of_t -= b * (d - centre_d) + c * (t - centre_t)
+        dd, dt, tt = dd + a, dt + b, tt + c
+        determinant = dd * tt - dt * dt
+        step_d, step_t = (tt * of_d - dt * of_t) / determinant, (dd * of_t - dt * of_d) / determinant
         length = 1.0
-        while (reached := value(h + length * step)) < best - 1e-12 and length > 1e-6:
+        while (reached := value(d + length * step_d, t + length * step_t)) < best - 1e-12 and length > 1e-6:
             length /= 2
-        h, best = h + length * step, reached
-        if np.abs(step).max() < 1e-10:
+        d, t, best = d + length * step_d, t + length * step_t, reached
+        if max(abs(step_d), abs(step_t)) < 1e-10:
             break
-    return h, _derivatives(h, outcome, weight)[1]
+    dd, dt, tt = _derivatives(d, t, outcome, weight)[1]
+    return np.array([d, t]), np.array([[dd, dt], [dt, tt]])
 
 
-def _derivatives(h: np.ndarray, outcome: int, weight: float) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient (2,) and negative Hessian (2, 2) of weight * log P(outcome | h)."""
-    logits = _LOGITS @ h
-    p = np.exp(logits - logits.max())
-    p /= p.sum()
-    centred = _LOGITS - p @ _LOGITS
-    return weight * centred[outcome], weight * (centred * p[:, None]).T @ centred
+def _shares(d: float, t: float) -> tuple[float, float, float]:
+    """P(win, tie, loss)."""
+    top = max(abs(d) / 2, t)
+    win, tie, loss = math.exp(d / 2 - top), math.exp(t - top), math.exp(-d / 2 - top)
+    total = win + tie + loss
+    return win / total, tie / total, loss / total
+
+
+def _derivatives(
+    d: float, t: float, outcome: int, weight: float
+) -> tuple[tuple[float, float], tuple[float, float, float]]:
+    """Gradient of weight * log P(outcome | d, t), and its negative Hessian: of d twice, d and t, t twice."""
+    win, tie, loss = _shares(d, t)
+    lean, said = (win - loss) / 2, LOGITS[outcome].tolist()
+    either = tie * (win + loss)
+    slope = weight * (said[0] - lean), weight * (said[1] - tie)
+    return slope, (weight * (win * loss + either / 4), -weight * lean * tie, weight * either)
 
 
 def posterior(
@@ -187,88 +211,9 @@ def posterior(
     offset: np.ndarray,
     start: np.ndarray | None = None,
 ) -> Belief:
-    """The belief after N votes at once: mode and curvature of the joint posterior (Laplace). See `posteriors`."""
+    """The belief after N votes at once: mode and curvature of the joint posterior. See `laplace.posteriors`."""
     means, covariances = posteriors(
         prior.mean[None], prior.covariance, designs, outcome, weight, offset, np.zeros(1, int),
         start=None if start is None else start[None],
     )  # fmt: skip
     return Belief(means[0], covariances[0])
-
-
-def posteriors(
-    means: np.ndarray,
-    covariance: np.ndarray,
-    designs: np.ndarray,
-    outcome: np.ndarray,
-    weight: np.ndarray,
-    offset: np.ndarray,
-    first: np.ndarray,
-    *,
-    start: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Beliefs of U people after all their votes, by Newton steps for everybody at once.
-
-    Args:
-        means: (U, K) prior means.
-        covariance: (K, K) prior covariance, the same for all.
-        designs: (N, 2, K), the votes of each person together.
-        outcome: (N,) ties.WIN, TIE or LOSS.
-        weight: (N,)
-        offset: (N, 2) known part of (d, t).
-        first: (U,) row of each person's first vote; N where there is none.
-        start: (U, K) where to begin; the prior means by default.
-
-    Returns:
-        Means (U, K) and covariances (U, K, K).
-    """
-    n, people = len(outcome), len(means)
-    precision = np.linalg.inv(covariance + 1e-10 * np.eye(len(covariance)))
-    counts = np.diff(np.append(first, n))
-    person = np.repeat(np.arange(people), counts)
-    bounds = np.append(first, n)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        """(U, …) sums over each person's rows."""
-        out = np.zeros((people, *values.shape[1:]))
-        np.add.at(out, person, values)
-        return out
-
-    def at(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(N, 3) probabilities and (U,) log posterior."""
-        h = offset + (designs @ theta[person][:, :, None])[:, :, 0]
-        logits = h @ _LOGITS.T
-        logits -= logits.max(axis=1, keepdims=True)
-        p = np.exp(logits)
-        p /= p.sum(axis=1, keepdims=True)
-        fits = total(weight * np.log(np.maximum(p[np.arange(n), outcome], 1e-300)))
-        away = theta - means
-        return p, fits - ((away @ precision) * away).sum(axis=1) / 2
-
-    def curved(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(U, K) slopes of the log-likelihood and (U, K, K) precisions of the posterior."""
-        centred = _LOGITS[None] - (p @ _LOGITS)[:, None]  # (N, 3, 2)
-        slope = total((designs * (weight[:, None] * centred[np.arange(n), outcome])[:, :, None]).sum(axis=1))
-        # Rows whose products sum to the curvature: three classes, weighted by the root of their probability.
-        rows = (centred * np.sqrt(p * weight[:, None])[:, :, None]) @ designs  # (N, 3, K)
-        curvature = np.empty((people, *precision.shape))
-        for u in range(people):
-            own = rows[bounds[u] : bounds[u + 1]].reshape(-1, len(precision))
-            curvature[u] = own.T @ own + precision
-        return slope, curvature
-
-    theta = means.copy() if start is None else start.copy()
-    p, best = at(theta)
-    for _ in range(_STEPS):
-        slope, curvature = curved(p)
-        step = np.linalg.solve(curvature, (slope - (theta - means) @ precision)[:, :, None])[:, :, 0]
-        length = np.ones(people)
-        for _ in range(_HALVINGS):
-            p, reached = at(theta + length[:, None] * step)
-            worse = reached < best - 1e-9
-            if not worse.any():
-                break
-            length[worse] /= 2
-        theta, best = theta + length[:, None] * step, reached
-        if np.abs(step).max(initial=0.0) < 1e-8:
-            break
-    return theta, np.linalg.inv(curved(p)[1])

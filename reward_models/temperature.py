@@ -7,7 +7,9 @@ With the model's difference d and tie parameter nu (`ties`), the calibrated mode
 tau > 1: the model is overconfident, tau < 1: too cautious. Order of replies and accuracy do not change. Both numbers
 are fitted by maximum likelihood on votes of people the model has not seen; the likelihood is concave in 1 / tau and
 shift. Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, section 4.2, with the
-shift as their vector scaling would have it for the one class that is not symmetric.
+shift as their vector scaling would have it for the one class that is not symmetric. Where votes are so few that 1 / tau
+might as well be 0, its mean over what is plausible is applied (`temperature_likelihood.positive`), so that nothing is
+divided by a thousand for want of votes.
 
 What is reported as calibrated is cross-fitted: every person's probabilities come from a temperature fitted on others.
 The interval of tau is from the sandwich variance over people (Liang and Zeger, Biometrika 73, 1986), with Student's
@@ -16,15 +18,26 @@ quantile, as votes of one person resemble each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_models import model_files, ties
 from reward_models.scorer import INNER, Chat, RewardModelError, Rewards, Scorer, load
+from reward_models.temperature_likelihood import (
+    Votes,
+    cross_fitted,
+    interval,
+    maximise,
+    positive,
+    scaled,
+    slope_error,
+)
 
 _LEAST = 1e-300
 
@@ -67,7 +80,44 @@ class Temperature:
         """(N, 3) calibrated win, tie, loss of (N, 3) predicted ones."""
         if self.tau == 1 and self.shift == 0:
             return np.asarray(probabilities, dtype=np.float64)
-        return _scaled(*parts(probabilities), 1 / self.tau, self.shift)
+        return scaled(*parts(probabilities), 1 / self.tau, self.shift)
+
+    @property
+    def sentence(self) -> str:
+        """What a reader of a report should know."""
+        if self.reason:
+            return f"The temperature stays 1. {self.reason}"
+        upper = f"to {self.high:.2f}" if math.isfinite(self.high) else "upwards"
+        return (
+            f"Rewards are divided by {self.tau:.2f} (95 % interval from {self.low:.2f} {upper}), as {self.votes} votes "
+            f"of {self.users} people ask whom the model had not seen; it predicts them {self.gain:.3f} nats better so."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON that every reader knows: what is not finite is text, as JSON has no number for it."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in vars(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Temperature:
+        """What `to_dict` made.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        return cls(
+            tau=float(about["tau"]),
+            shift=float(about["shift"]),
+            estimate=float(about["estimate"]),
+            low=float(about["low"]),
+            high=float(about["high"]),
+            gain=float(about["gain"]),
+            votes=int(about["votes"]),
+            users=int(about["users"]),
+            reason=str(about["reason"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +154,7 @@ def fit(
     config: Config | None = None,
     *,
     seed: int,
+    weight: np.ndarray | None = None,
 ) -> Fitted:
     """Fit on held-out votes; the temperature stays 1 where votes are few or nothing is gained by it.
 
@@ -113,117 +164,62 @@ def fit(
         users: (N,) who voted; whoever the model has learned from must not be among them.
         config: defaults if None.
         seed: of the folds.
+        weight: (N,) above 0, how much each vote counts; all alike if None.
 
     Raises:
-        RewardModelError: a probability is NaN, or negative.
+        RewardModelError: a probability is NaN, or negative, or a weight is not above 0.
     """
     config = config or Config()
-    p, outcome = np.asarray(probabilities, dtype=np.float64).reshape(-1, 3), np.asarray(outcome, dtype=int)
-    difference, log_nu = parts(p)
-    codes = np.unique(np.asarray(users).astype(str), return_inverse=True)[1].astype(int)
-    n, n_users = len(outcome), int(codes.max() + 1) if len(codes) else 0
+    p = np.asarray(probabilities, dtype=np.float64).reshape(-1, 3)
+    votes = _votes(p, outcome, users, weight)
+    n, n_users = len(p), len(np.unique(votes.person))
 
     def refused(reason: str, *found: float) -> Fitted:
         estimate, low, high, gain = found or (np.nan,) * 4
         return Fitted(Temperature(1.0, 0.0, estimate, low, high, gain, n, n_users, reason), p)
 
-    if n < config.min_votes or n_users < config.min_users:
-        needed = f"{config.min_votes} of {config.min_users}"
-        return refused(f"{n} held-out votes of {n_users} people are too few; {needed} are needed.")
-    if not difference.any():
+    few = too_few(n, n_users, config)
+    if few:
+        return refused(few)
+    if not votes.difference.any():
         return refused("The model tells no two replies apart.")
-    slope, shift = _maximise(difference, log_nu, outcome)
-    low, high = _interval(difference, log_nu, outcome, codes, slope, shift)
-    out_of_sample = _cross_fitted(difference, log_nu, outcome, codes, config.folds, seed)
-    gain = float((ties.outcome_loss(p, outcome) - ties.outcome_loss(out_of_sample, outcome)).mean())
+    slope, shift = maximise(votes)
+    error = slope_error(votes, slope, shift)
+    low, high = interval(slope, error, n_users)
+    out_of_sample = cross_fitted(votes, config.folds, seed)
+    fall = ties.outcome_loss(p, votes.outcome) - ties.outcome_loss(out_of_sample, votes.outcome)
+    gain = float((votes.weight * fall).mean())
     found = (1 / slope if slope > 0 else np.inf, low, high, gain)
     if slope <= 0:
         return refused("The votes do not follow the model's differences; no temperature mends that.", *found)
     if gain <= 0:
         return refused("A temperature of other people's votes predicts no better than none.", *found)
-    return Fitted(Temperature(1 / slope, shift, *found, n, n_users), out_of_sample)
+    return Fitted(Temperature(1 / positive(slope, error), shift, *found, n, n_users), out_of_sample)
 
 
-def _scaled(difference: np.ndarray, log_nu: np.ndarray, slope: float, shift: float) -> np.ndarray:
-    """(N, 3) probabilities with differences times `slope`."""
-    from scipy.special import softmax
-
-    half = slope * difference / 2
-    return np.asarray(softmax(np.stack([half, log_nu + shift, -half], axis=1), axis=1))
-
-
-def _slopes(difference: np.ndarray, p: np.ndarray, outcome: np.ndarray) -> np.ndarray:
-    """(N, 2) derivatives of each vote's log-likelihood in slope and shift."""
-    won = (outcome == ties.WIN).astype(float) - (outcome == ties.LOSS)
-    lean = p[:, ties.WIN] - p[:, ties.LOSS]
-    return np.stack([difference * (won - lean) / 2, (outcome == ties.TIE) - p[:, ties.TIE]], axis=1)
+def too_few(votes: int, users: int, config: Config) -> str:
+    """Why a temperature is not fitted on so many held-out votes of so many people; empty where it is."""
+    if votes >= config.min_votes and users >= config.min_users:
+        return ""
+    needed = f"{config.min_votes} of {config.min_users}"
+    return f"{votes} held-out votes of {users} people are too few; {needed} are needed."
 
 
-def _curvature(difference: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """(2, 2) negative Hessian of the log-likelihood, with the prior that keeps the shift finite."""
-    lean, tie = p[:, ties.WIN] - p[:, ties.LOSS], p[:, ties.TIE]
-    across = -(difference * lean * tie).sum() / 2
-    by_slope = (difference**2 * (p[:, ties.WIN] + p[:, ties.LOSS] - lean**2)).sum() / 4
-    return np.array([[by_slope, across], [across, (tie * (1 - tie)).sum() + ties.TIE_RIDGE]])
+def _votes(p: np.ndarray, outcome: np.ndarray, users: np.ndarray, weight: np.ndarray | None) -> Votes:
+    """The votes, with weights that are 1 on average.
 
-
-def _maximise(difference: np.ndarray, log_nu: np.ndarray, outcome: np.ndarray) -> tuple[float, float]:
-    """Slope 1 / tau and shift of greatest likelihood."""
-    from scipy.optimize import minimize
-
-    # In units of the typical difference, so that both directions are about as curved.
-    n, unit = len(outcome), float(np.sqrt((difference**2).mean())) or 1.0
-    d = difference / unit
-
-    def loss(at: np.ndarray) -> tuple[float, np.ndarray]:
-        p = _scaled(d, log_nu, *at)
-        prior = np.array([0.0, ties.TIE_RIDGE * at[1]])
-        value = ties.outcome_loss(p, outcome).sum() + prior[1] * at[1] / 2
-        return float(value) / n, (prior - _slopes(d, p, outcome).sum(axis=0)) / n
-
-    found = minimize(
-        loss,
-        np.array([unit, 0.0]),
-        jac=True,
-        hess=lambda at: _curvature(d, _scaled(d, log_nu, *at)) / n,
-        method="trust-exact",
-        options={"gtol": 1e-9},
-    )
-    return float(found.x[0]) / unit, float(found.x[1])
-
-
-def _interval(
-    difference: np.ndarray,
-    log_nu: np.ndarray,
-    outcome: np.ndarray,
-    codes: np.ndarray,
-    slope: float,
-    shift: float,
-) -> tuple[float, float]:
-    """95 % interval of tau over people."""
-    from scipy.special import stdtrit
-
-    p = _scaled(difference, log_nu, slope, shift)
-    bread = np.linalg.pinv(_curvature(difference, p))
-    g = int(codes.max()) + 1
-    scores = np.stack([np.bincount(codes, weights=s, minlength=g) for s in _slopes(difference, p, outcome).T])
-    half = float(stdtrit(g - 1, 0.975) * np.sqrt((bread @ scores @ scores.T @ bread)[0, 0] * g / (g - 1)))
-    low = 1 / (slope + half) if slope + half > 0 else np.inf
-    return low, 1 / (slope - half) if slope > half else np.inf
-
-
-def _cross_fitted(
-    difference: np.ndarray, log_nu: np.ndarray, outcome: np.ndarray, codes: np.ndarray, folds: int, seed: int
-) -> np.ndarray:
-    """(N, 3) probabilities of each person's votes under the temperature of the people in other folds."""
-    people = int(codes.max()) + 1
-    fold = (np.random.default_rng(seed).permutation(people) % min(folds, people))[codes]
-    p = np.empty((len(outcome), 3))
-    for k in np.unique(fold):
-        own, others = fold == k, fold != k
-        slope, shift = _maximise(difference[others], log_nu[others], outcome[others])
-        p[own] = _scaled(difference[own], log_nu[own], slope, shift)
-    return p
+    Raises:
+        RewardModelError: a probability is NaN, or negative, or a weight is not above 0.
+    """
+    w = np.ones(len(p)) if weight is None else np.asarray(weight, dtype=np.float64)
+    if not ((w > 0) & np.isfinite(w)).all():
+        raise RewardModelError(
+            "Votes that tell a temperature must weigh something.",
+            got=f"{int((~((w > 0) & np.isfinite(w))).sum())} weights that are 0, negative or not finite",
+            next_step="leave those votes out",
+        )
+    person = np.unique(np.asarray(users).astype(str), return_inverse=True)[1].astype(int)
+    return Votes(*parts(p), np.asarray(outcome, dtype=int), w / w.mean() if len(w) else w, person)
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,7 @@ class Tempered:
         user_ids: Sequence[str | None] | None = None,
         agents: Sequence[str | None] | None = None,
     ) -> Rewards:
-        """Rewards of B completions, in calibrated log-odds."""
+        """Rewards of B completions, in calibrated log-odds; the temperature counts as known exactly."""
         raw = self.scorer.score(prompts, completions, user_ids, agents)
         return Rewards(raw.mean / self.temperature.tau, raw.std / self.temperature.tau)
 
@@ -258,7 +254,17 @@ class Tempered:
         """Write the scorer into a folder of `directory`, then `reward_model.json`, which makes it loadable."""
         with model_files.writing(directory) as about:
             self.scorer.save(directory / INNER)
-            about |= {"method": "temperature", "temperature": vars(self.temperature)}
+            about |= _about(self.temperature)
+
+
+def write(temperature: Temperature, directory: Path) -> None:
+    """Wrap a temperature around the scorer that lies in the folder `INNER` of `directory`."""
+    with model_files.writing(directory) as about:
+        about |= _about(temperature)
+
+
+def _about(temperature: Temperature) -> dict[str, Any]:
+    return {"method": "temperature", "temperature": temperature.to_dict()}
 
 
 def load_tempered(directory: Path, base: Path, cache_dir: Path | None = None) -> Tempered:
@@ -268,4 +274,5 @@ def load_tempered(directory: Path, base: Path, cache_dir: Path | None = None) ->
         RewardModelError: files are missing or unreadable.
     """
     with model_files.reading(directory) as about:
-        return Tempered(load(directory / INNER, base, cache_dir), Temperature(**about["temperature"]))
+        temperature = Temperature.from_dict(about["temperature"])
+        return Tempered(load(directory / INNER, base, cache_dir), temperature)

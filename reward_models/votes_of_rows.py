@@ -1,11 +1,20 @@
-"""PREFERENCES rows as votes of a linear model."""
+"""PREFERENCES rows as votes of a linear model, and which of them say something that it has not heard.
+
+A row is named by all that is in it (`preference_id`), so the same verdict comes under another name when its weight,
+its evidence or its texts are made anew: other settings of a rule, a person who says the same once more, personal data
+that is replaced. A verdict is therefore known again by either of two marks, each with the person and the rule: what it
+says (prompt, texts, which one won), and the events it rests on. A person who changes their mind says something else.
+Of nobody in particular only the events tell, as two people may well say the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import orjson
 
 from reward_models import ties
 from reward_models.features import NAMES
@@ -41,13 +50,45 @@ def given_votes(pairs: Given, vectors: np.ndarray, projection: Projection) -> Vo
     )  # fmt: skip
 
 
-def unlearned(rows: pa.Table, learned: Collection[str]) -> pa.Table:
+def unlearned(rows: pa.Table, learned: Container[str]) -> pa.Table:
     """The rows that weigh something and are not among those a model has learned, by `preference_id`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    names, weights = rows["preference_id"].to_pylist(), rows["weight"].to_pylist()
+    new = [name not in learned and (weight or 0) > 0 for name, weight in zip(names, weights, strict=True)]
+    return rows if all(new) else rows.filter(np.array(new, dtype=bool))
 
-    known = pc.is_in(rows["preference_id"], pa.array(sorted(learned), pa.string()))
-    return rows.filter(pc.and_(pc.invert(known), pc.greater(rows["weight"], 0)))
+
+def marks_of(rows: pa.Table) -> list[tuple[int, ...]]:
+    """For each row the marks by which its verdict is known again, 64 bits each; see the module's text."""
+    columns = rows.select(
+        ["user_id", "rule", "prompt_key", "chosen", "rejected", "label", "margin", "evidence"]
+    )
+    found = []
+    for user, rule, prompt, chosen, rejected, label, margin, evidence in zip(
+        *(column.to_pylist() for column in columns.columns), strict=True
+    ):
+        marks = []
+        if evidence:
+            marks.append(_mark("events", user, rule, *sorted(evidence)))
+        if user is not None and prompt is not None:
+            tie = rejected is not None and margin == 0
+            texts = sorted((chosen, rejected)) if tie else [chosen, rejected]
+            marks.append(_mark("said", user, rule, prompt, tie, label, *texts))
+        found.append(tuple(marks))
+    return found
+
+
+def unheard(marks: Sequence[tuple[int, ...]], heard: Container[int]) -> np.ndarray:
+    """(N,) bool: verdicts of which no mark was heard before, nor in an earlier row."""
+    met: set[int] = set()
+    new = np.zeros(len(marks), dtype=bool)
+    for i, each in enumerate(marks):
+        new[i] = not any(mark in met or mark in heard for mark in each)
+        met.update(each)
+    return new
+
+
+def _mark(*what: object) -> int:
+    return int.from_bytes(hashlib.blake2b(orjson.dumps(what), digest_size=8).digest())
 
 
 def replies_of(rows: pa.Table) -> tuple[list[Chat], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,42 @@ def test_the_next_question_is_a_pair(learned: tuple[Path, list[str]], palate: Pa
         "user", "next-question", "somebody", "--from", str(candidates), *options, "--json", cwd=folder
     )
     assert one.json["questions"][0]["prompt"] == [{"role": "user", "content": "Hello?"}]
+
+
+def test_a_user_is_shown_beneath_length_control_and_temperature(
+    learned: tuple[Path, list[str]], palate: Palate, tmp_path: Path
+) -> None:
+    from pipelines.dataset import load
+    from reward_models.scorer import inner, method_in
+
+    folder, options = learned
+    own = tmp_path / "wrapped"
+    shutil.copytree(folder, own)
+    wrapped = [
+        *options,
+        "--set",
+        "reward.length_control=zero",
+        "--set",
+        'reward.temperature="held-out people"',
+    ]
+    wrapped += ["--set", "reward.tempering={min_votes=2, min_users=2}"]
+    done = palate("train", *wrapped, "--json", cwd=own)
+    assert done.code == 0, done.err
+    made = {f for f in (own / ".palate" / "updates").glob("*/reward-training") if (f / "scorer").is_dir()}
+    (directory,) = {f for f in made if (f / "scorer" / "scorer").is_dir()}
+    assert [method_in(f) for f in (directory, directory / "scorer", inner(directory))] == [
+        "temperature", "length_bias", "personal",
+    ]  # fmt: skip
+    user = next(u for u in load(own / ".palate", None).rows("train")["user_id"].to_pylist() if u)
+    shown = palate("user", "show", user, *wrapped, "--json", cwd=own)
+    assert shown.code == 0, shown.err
+    assert shown.json["votes"] > 0 and shown.json["features"]
+    (run,) = {f.parent.name for f in (own / ".palate" / "runs").glob("*/rewards.json")} - {
+        f.parent.name for f in (folder / ".palate" / "runs").glob("*/rewards.json")
+    }
+    assert shown.json["run"] == run
+    asked = palate("user", "next-question", user, *wrapped, "--json", cwd=own)
+    assert asked.code == 0 or "one taste for everybody" in asked.err
 
 
 def test_candidates_that_are_none_are_refused_by_line(

@@ -27,7 +27,7 @@ def judged(gate, estimate, **settings):
 
 
 def test_gates_are_found_by_module_name():
-    assert names() == ["kl_budget", "length_drift", "win_rate"]
+    assert names() == ["kl_budget", "length_drift", "reward_models", "win_rate"]
     assert all(load(name).Config() is not None for name in names())
 
 

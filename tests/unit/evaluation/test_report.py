@@ -19,6 +19,7 @@ from evaluation.compare import ROWS, compare
 from evaluation.estimates import Estimate, wilson
 from evaluation.findings import doubts, headline
 from evaluation.gates import judge_all
+from evaluation.k_shot import NOBODY, KShot, Point
 from evaluation.report import count_tables, most_different, number, render
 from evaluation.untrusted import clipped, visible
 
@@ -294,9 +295,51 @@ def test_numbers_are_short():
     ]  # fmt: skip
 
 
+def curve(ks=(0, 1, 2, 4, 8), *, best=0.1, notes=()):
+    points = [
+        Point(
+            k,
+            Estimate(best * k / 8, best * k / 8 - 0.02, best * k / 8 + 0.02, 24),
+            Estimate(k / 99, 0, 1, 24),
+        )
+        for k in ks
+    ]
+    return KShot(tuple(points), Estimate(0.95, 0.9, 1.0, 24), 24, 310, notes)
+
+
+def test_how_well_people_are_known_after_some_votes_is_a_plot():
+    def drawn(**curves):
+        return Outline(
+            render(make_case(k_shot={name.replace("_", " "): one for name, one in curves.items()}))
+        )
+
+    plain = Outline(render(make_case()))
+    page = drawn(Reward_model=curve(notes=("The curve ends.",)), Evaluation_scorer=curve((0, 1)))
+    assert page.tags.count("svg") == plain.tags.count("svg") + 1
+    for part in (
+        "How well it knows people it never met", "votes of the person that it has seen", "the shared taste alone",
+        "Reward model: After 8 votes a person's later ones are predicted +0.100 (0.0800 to 0.120) nats per vote better",
+        "Evaluation scorer: After 1 votes", "310 votes of 24 people", "Reward model: The curve ends.",
+    ):  # fmt: skip
+        assert part in page.text
+    alone = drawn(Reward_model=curve((0,)))
+    assert "come from the votes" not in alone.text and alone.tags.count("svg") == plain.tags.count("svg") + 1
+    nobody = drawn(Reward_model=KShot(notes=(NOBODY,)), Evaluation_scorer=KShot(notes=(NOBODY,)))
+    assert nobody.tags.count("svg") == plain.tags.count("svg")
+    assert f"Reward model and Evaluation scorer: {NOBODY}" in nobody.text
+    assert "How well it knows" not in plain.text
+
+
+def test_intervals_without_an_end_leave_the_plot_whole():
+    open_ended = Point(0, Estimate(0.1, -np.inf, np.inf, 1), Estimate(0.0, -np.inf, np.inf, 1))
+    page = render(make_case(k_shot={"Reward model": KShot((open_ended,), Estimate(1.0, 0.9, 1.1, 1), 1, 4)}))
+    assert "no interval" in page and "plot-k-shot" in page and "#01020" not in page
+
+
 def test_the_case_is_plain_json():
     import json
 
     case = replace(make_case(), satisfaction={"champion": Estimate(0.5, 0.4, 0.6, 9)})
     plain = json.loads(json.dumps(case.to_dict(), allow_nan=False))
+    assert plain["k_shot"] == {}
     assert plain["outcome"] == "pass" and plain["satisfaction"]["champion"]["n"] == 9

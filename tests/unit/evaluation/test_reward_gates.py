@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from evaluation import gates, reward_case, reward_gates
 from evaluation.errors import EvaluationError, GateError
-from evaluation.estimates import Estimate
+from evaluation.estimates import Estimate, of_sums
+from evaluation.k_shot import KShot, Point
 from evaluation.reward_case import Pairs, RewardCase, judge
 from evaluation.verdicts import Verdict
 from evaluation.worst_users import worst_users
@@ -250,7 +251,7 @@ def test_correlations_have_intervals_over_people():
         d = np.log(case_parts.predicted.probabilities[:, 0] / case_parts.predicted.probabilities[:, 2])
         ones = np.zeros(len(d))
         parts = length_bias.moments(d, ones, ones + 1, case_parts.longer)
-        found = reward_case.of_sums(
+        found = of_sums(
             parts,
             case_parts.predicted.clusters,
             length_bias.correlations,
@@ -277,6 +278,15 @@ def test_one_person_and_only_ties_decide_nothing():
     json.dumps(case.to_dict(), allow_nan=False)
     with pytest.raises(EvaluationError, match="held-out pairs"):
         judge(simulated(9, users=0), seed=1)
+
+
+def test_what_votes_of_a_person_tell_is_among_the_figures():
+    gain = Estimate(0.02, -0.01, 0.05, 12)
+    curve = KShot((Point(0, gain, gain), Point(8, gain, gain)), gain, 12, 90, ("Why.",))
+    case = judge(replace(simulated(1), k_shot=curve), seed=1)
+    assert case.estimates()["k_shot_8"] == gain and "k_shot_4" not in case.estimates()
+    stored = json.loads(json.dumps(case.to_dict(), allow_nan=False))["k_shot"]
+    assert [point["k"] for point in stored["points"]] == [0, 8] and stored["notes"] == ["Why."]
 
 
 def test_figures_go_to_json_and_have_plain_names(good):
@@ -393,3 +403,4 @@ def test_a_real_reward_model_has_a_case(tiny_base: Path):
     assert case.accuracy.value > 0.95 and case.length["pearson"].high < -0.5
     assert verdict(case, "heldout_accuracy").verdict == "pass"
     assert all(math.isfinite(e.value) for e in case.estimates().values())
+    assert case.k_shot.points == () and "learns nothing of one person" in case.k_shot.notes[0]

@@ -33,9 +33,8 @@ def test_overrides_win_and_keep_their_type(tmp_path: Path) -> None:
     )
     assert list(project.gates) == ["win_rate"]
     one = load(file, ["gates.win_rate.min_prompts=5", "population.asks.train=9"])
-    assert set(one.gates) == {"win_rate", "length_drift", "kl_budget"} and one.gates["win_rate"] == {
-        "min_prompts": 5
-    }
+    assert set(one.gates) == {"win_rate", "length_drift", "kl_budget", "reward_models"}
+    assert one.gates["win_rate"] == {"min_prompts": 5}
     assert one.population.asks["train"] == 9 and one.population.asks["test"] > 0
 
 

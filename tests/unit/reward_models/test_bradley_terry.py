@@ -124,12 +124,73 @@ def test_an_unreadable_directory_is_a_clear_error(
     assert caught.value.next_step
 
 
-def test_a_save_over_an_older_one_is_never_half_of_each(fitted: Fitted, tmp_path: Path) -> None:
+def test_a_save_over_an_older_one_that_breaks_leaves_the_older_one(
+    tiny_base: Path, fitted: Fitted, tmp_path: Path
+) -> None:
     fitted.save(tmp_path)
-    unwritable = replace(fitted, trained_on=frozenset([object()]))  # type: ignore[list-item]
-    with pytest.raises(TypeError):
-        unwritable.save(tmp_path)
-    assert not (tmp_path / "reward_model.json").exists()
+    other = replace(fitted, fitted=replace(fitted.fitted, weights=fitted.fitted.weights + 1))
+    unwritable = replace(other, trained_on=frozenset([object()]))  # type: ignore[list-item]
+    for _ in range(2):  # the second finds what the first left
+        with pytest.raises(TypeError):
+            unwritable.save(tmp_path)
+        found = bradley_terry.load(tmp_path, tiny_base)
+        np.testing.assert_array_equal(found.fitted.weights, fitted.fitted.weights)
+    for kept in (other, fitted, other):
+        kept.save(tmp_path)
+        found = bradley_terry.load(tmp_path, tiny_base)
+        np.testing.assert_array_equal(found.fitted.weights, kept.fitted.weights)
+        assert len(list(tmp_path.glob("weights*.npz"))) == 1 and len(list(tmp_path.iterdir())) == 2
+
+
+def test_killed_between_any_two_writes_of_a_save_there_is_a_whole_model(
+    tiny_base: Path, fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(fitted, fitted=replace(fitted.fitted, weights=fitted.fitted.weights + 1))
+    rename, models = Path.replace, {float(m.fitted.weights[0]) for m in (fitted, other)}
+    for survive in range(3):
+        fitted.save(tmp_path / f"{survive}")
+        left = survive
+
+        def dying(self: Path, target: Path) -> Path:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "replace", dying)
+        if survive < 2:  # one rename is of the weights, one of the JSON
+            with pytest.raises(KeyboardInterrupt):
+                other.save(tmp_path / f"{survive}")
+        else:
+            other.save(tmp_path / f"{survive}")
+        monkeypatch.undo()
+        found = bradley_terry.load(tmp_path / f"{survive}", tiny_base)
+        assert float(found.fitted.weights[0]) in models
+        wanted = fitted if survive < 2 else other
+        np.testing.assert_array_equal(found.fitted.weights, wanted.fitted.weights)
+
+
+@pytest.mark.parametrize("change", ["one less", "another name", "another order"])
+def test_a_model_of_other_features_says_so_and_what_to_do(
+    change: str, tiny_base: Path, fitted: Fitted, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    about = json.loads((tmp_path / "reward_model.json").read_text())
+    weights = list(about["feature_weights"].items())
+    if change == "one less":
+        assert weights.pop(3)[0] == "questions"
+    elif change == "another name":
+        weights[3] = ("exclamation_points", 0.0)
+    else:
+        weights.reverse()
+    (tmp_path / "reward_model.json").write_text(json.dumps(about | {"feature_weights": dict(weights)}))
+    with pytest.raises(RewardModelError) as caught:
+        scorer.load(tmp_path, tiny_base)
+    wanted = {"one less": "without questions", "another name": "without questions, with exclamation_points"}
+    assert str(caught.value.got).endswith(wanted.get(change, "in another order"))
+    assert str(len(weights)) in str(caught.value.got) and "questions" in str(caught.value.allowed)
+    assert caught.value.next_step == "palate train" and str(tmp_path) in str(caught.value)
 
 
 def test_names_of_reward_models() -> None:
@@ -244,3 +305,19 @@ def test_an_update_is_a_fit_of_all_rows(tiny_base: Path, fitted: Fitted, tmp_pat
     assert after.update(more) is after  # a row is learned once
     halves = loaded.update(more.slice(0, 10)).update(more)
     np.testing.assert_allclose(halves.fitted.weights, batch.weights, atol=1e-6)
+
+
+def test_a_verdict_that_comes_in_another_row_is_not_learned_again(fitted: Fitted, tiny_base: Path) -> None:
+    rows = shorter_wins(80).to_pylist()
+    changed = [
+        {**r, "preference_id": row(9000 + i)["preference_id"], "weight": 0.5} for i, r in enumerate(rows)
+    ]
+    after = fitted.update(table(changed))
+    assert after.votes is fitted.votes and after.fitted is fitted.fitted
+    assert after.trained_on == fitted.trained_on | {r["preference_id"] for r in changed}
+    assert after.update(table(changed)) is after
+
+
+def test_vectors_of_another_base_are_refused(fitted: Fitted) -> None:
+    with pytest.raises(RewardModelError, match="another base model"):
+        fitted.projection(np.zeros((2, 7)))

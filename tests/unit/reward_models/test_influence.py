@@ -63,14 +63,31 @@ def test_three_people_still_learn() -> None:
     np.testing.assert_array_equal(two.weights, 90)
 
 
-def test_without_ids_nothing_is_lost_but_beside_people_they_are_at_most_half() -> None:
+def test_without_ids_nothing_is_lost_but_beside_many_people_they_are_at_most_half() -> None:
     alone = capped([None] * 5, np.ones(5))
     np.testing.assert_array_equal(alone.weights, 1)
     assert alone.report.people == 0 and alone.report.effective_people == 0
+    for people in (40, 60):
+        mixed = capped([None] * 900 + [f"p{i}" for i in range(people)], np.ones(900 + people))
+        assert mixed.report.anonymous == pytest.approx(people)
+        np.testing.assert_array_equal(mixed.weights[900:], 1)
+    few = capped([None] * 30 + [f"p{i}" for i in range(40)], np.ones(70))
+    np.testing.assert_array_equal(few.weights, 1)  # less than half as they are
+
+
+def test_the_first_people_with_an_id_do_not_undo_what_is_learned_without() -> None:
+    # Three equal people: f = 3 * 0.05 / 2 = 0.075, and 90 become 0.925 * 90 + 0.075 * 3 = 83.475.
     mixed = capped([None] * 90 + ["a", "b", "c"], np.ones(93))
-    assert mixed.report.anonymous == pytest.approx(3)
-    np.testing.assert_allclose(mixed.weights[:90], 3 / 90)
-    np.testing.assert_array_equal(mixed.weights[90:], 1)
+    assert mixed.report.anonymous == pytest.approx(83.475)
+    before = 900.0
+    for people in range(1, 50):
+        now = capped([None] * 900 + [f"p{i}" for i in range(people)], np.ones(900 + people)).report.anonymous
+        assert 0 <= before - now <= 900 / 40 or (people > 40 and now == pytest.approx(people))
+        before = now
+    # One who says little beside one who says much hardly counts: Kish 101^2 / (100^2 + 1) people.
+    two = capped([None] * 900 + ["a"] * 100 + ["b"], np.ones(1001), Config(equal_parts=2, free=1000))
+    f = 101**2 / 10_001 * 0.05 / 2
+    assert two.report.anonymous == pytest.approx((1 - f) * 900 + f * 101)
 
 
 def test_nothing_and_no_weight() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from reward_models.low_rank import LowRankConfig, Votes, _group_means, fit
 from reward_models.taste import Belief
-from reward_models.ties import LOSS, TIE, WIN
+from reward_models.ties import LOSS, TIE, WIN, outcome_loss
+from reward_models.trust import choose_trust, forward_loss
 
 
 def simulated(
@@ -63,8 +66,6 @@ def test_without_votes_a_person_is_as_the_population() -> None:
 
 
 def test_no_trust_is_the_shared_taste_exactly() -> None:
-    from dataclasses import replace
-
     votes, _, _ = simulated(20, 10)
     found = replace(fit(votes, nobody(20), LowRankConfig(rank=2, rounds=3)), trust=0.0)
     own = votes.take(np.arange(10))
@@ -113,3 +114,68 @@ def test_a_single_reply_has_no_tie() -> None:
     found = fit(votes, nobody(10), LowRankConfig(rank=1, rounds=2))
     thumb = Votes(np.ones((1, 3)), 0 * ones, np.array([WIN]), np.array([0]), ones, ones, 0 * ones)
     assert found.predict(thumb, Belief(np.zeros(4), found.covariance))[0, TIE] < 1e-3
+
+
+def uneven(people: int, seed: int = 0) -> tuple[Votes, np.ndarray]:
+    """Votes of people who said a lot or little, some of nobody, in mixed order; and what is known of each."""
+    votes, _, _ = simulated(people, 12, seed=seed)
+    dice = np.random.default_rng(seed)
+    kept = dice.permutation(np.flatnonzero(dice.random(len(votes.user)) < 0.5 + votes.user / people / 2))
+    votes = votes.take(kept)
+    votes = replace(
+        votes,
+        user=np.where(dice.random(len(kept)) < 0.05, -1, votes.user),
+        weight=dice.uniform(0.2, 2, len(kept)),
+        log_words=dice.normal(size=len(kept)),
+    )
+    return votes, dice.normal(size=(people, 2))
+
+
+def test_people_learned_together_are_as_each_learned_alone() -> None:
+    votes, known = uneven(40)
+    found = fit(votes, known, LowRankConfig(rank=2, rounds=3))
+    for trust in (1.0, 0.3, 0.0):
+        taste = replace(found, trust=trust)
+        order, people, first = votes.grouped()
+        means, covariances = taste.learn_all(votes.take(order), first, known[people])
+        for u, (person, rows) in enumerate(votes.by_person()):
+            alone = taste.learn(votes.take(rows), taste.prior(known[person]))
+            np.testing.assert_allclose(means[u], alone.mean, atol=1e-8)
+            np.testing.assert_allclose(covariances[u], alone.covariance, atol=1e-8)
+
+
+def test_everybody_is_predicted_from_their_own_earlier_votes_only() -> None:
+    votes, known = uneven(30, seed=1)
+    found = fit(votes, known, LowRankConfig(rank=2, rounds=3))
+    for trust in (0.0, 0.5, 1.0):
+        taste, total = replace(found, trust=trust), 0.0
+        for person, rows in votes.by_person():
+            own, done, belief, loss = votes.take(rows), 0, taste.prior(known[person]), 0.0
+            while done < len(rows):
+                block = own.take(np.arange(done, min(2 * done + 1, len(rows))))
+                p = taste.predict(block, belief if trust else None)
+                loss += float(block.weight @ outcome_loss(p, block.outcome))
+                done += len(block.outcome)
+                belief = taste.learn(own.take(np.arange(done)), taste.prior(known[person]))
+            total += loss / own.weight.sum()
+        assert forward_loss(taste, votes, known) == pytest.approx(total, abs=1e-8)
+
+
+def test_trust_is_given_where_people_differ_and_not_where_they_are_alike() -> None:
+    config = LowRankConfig(rank=1, rounds=4)
+    differ, _, _ = simulated(40, 20, taste=1.5)
+    alike, _, _ = simulated(40, 20, taste=0.0, seed=3)
+    assert choose_trust(differ, nobody(40), config, (0.25, 1.0), 0) == 1.0
+    assert choose_trust(alike, nobody(40), config, (1.0,), 0) == 0.0
+    empty = differ.take(np.flatnonzero(differ.user < 0))
+    assert forward_loss(fit(differ, nobody(40), config), empty, nobody(40)) == 0.0
+
+
+def test_rows_of_people_are_grouped_in_their_order() -> None:
+    votes, _, _ = simulated(3, 2)
+    votes = replace(votes, user=np.array([2, -1, 0, 2, 0, -1]))
+    order, people, first = votes.grouped()
+    assert (order.tolist(), people.tolist(), first.tolist()) == ([2, 4, 0, 3], [0, 2], [0, 2])
+    assert [(who, rows.tolist()) for who, rows in votes.by_person()] == [(0, [2, 4]), (2, [0, 3])]
+    nobodys = votes.take(np.array([1, 5]))
+    assert list(nobodys.by_person()) == []

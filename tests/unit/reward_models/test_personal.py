@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from pydantic import ValidationError
 from reward_models import personal, scorer
 from reward_models.heldout import predict
 from reward_models.low_rank import LowRankConfig
+from reward_models.people import Person
+from reward_models.persistent import Persistent
 from reward_models.scorer import NotEnoughVotes, RewardModelError
 from reward_models.ties import TIE
 from tests.unit.reward_models.made import row, table, text
@@ -92,7 +95,8 @@ def test_where_nothing_is_new_nothing_is_done(fitted: personal.Personal) -> None
 
 
 def test_one_vote_at_a_time_is_close_to_all_at_once(fitted: personal.Personal) -> None:
-    one_by_one = replace(fitted, people={}, trained_on=frozenset()).learn(table(opposed(20, 12)))
+    blank = replace(fitted, people={}, learned=Persistent(), heard=Persistent())
+    one_by_one = blank.learn(table(opposed(20, 12)))
     for name in ("user-00", "user-01"):
         assert gap(one_by_one, name) == pytest.approx(gap(fitted, name), rel=0.25)
         assert one_by_one.people[name].votes == 12
@@ -197,3 +201,111 @@ def test_a_trust_alone_is_measured_against_none(tiny_base: Path) -> None:
         personal.Config(trusts=())
     with pytest.raises(ValidationError):
         personal.Config(trusts=(-1.0,))
+
+
+def test_a_verdict_that_comes_in_another_row_is_not_learned_again(
+    fitted: personal.Personal, tiny_base: Path, tmp_path: Path
+) -> None:
+    known = opposed(20, 12)[:3]
+    fitted.save(tmp_path)
+    for model in (fitted, personal.load(tmp_path, tiny_base)):
+        for n, changes in enumerate(
+            [
+                {"weight": 0.3},
+                {"margin": 0.5, "scrubbed": ["email"]},
+                {"evidence": ["event-0", "said the same once more"]},
+                {"chosen": "Another text, as an address was replaced."},  # the events are the same
+                {"event_time": START + timedelta(days=9), "agent": "another"},
+            ]
+        ):
+            rows = [r | changes | {"preference_id": row(40_000 + 9 * n + i)["preference_id"]}
+                    for i, r in enumerate(known)]  # fmt: skip
+            after = model.learn(table(rows))
+            for name, person in model.people.items():
+                assert after.people[name] is person, changes
+            assert after.trained_on - model.trained_on == {r["preference_id"] for r in rows}
+            assert after.learn(table(rows)) is after
+
+
+def test_another_word_of_the_same_person_is_learned(fitted: personal.Personal) -> None:
+    said = opposed(20, 12)[0]
+    other = {"preference_id": row(50_000)["preference_id"], "evidence": ["event-of-its-own"]}
+    for changes in (
+        {"chosen": said["rejected"], "rejected": said["chosen"]},  # a change of mind
+        {"margin": 0.0},
+        {"rule": "edit"},
+        {"prompt_key": "elsewhere"},
+        {"user_id": "user-02"},
+    ):
+        new = said | other | changes
+        after = fitted.learn(table([new]))
+        assert after.people[new["user_id"]].votes == 13, changes
+    twice = [
+        said | other | {"rule": "edit", "preference_id": row(60_000 + i)["preference_id"]} for i in range(2)
+    ]
+    assert fitted.learn(table(twice)).people["user-00"].votes == 13  # both rows are one verdict
+
+
+def test_a_vote_costs_the_same_whoever_else_is_known(
+    fitted: personal.Personal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        personal.Personal,
+        "_raw",
+        lambda self, prompts, _: np.ones((len(prompts), len(self.projection.center))),
+    )
+    someone = fitted.people["user-00"]
+    crowd: dict[str, Person] = {f"crowd-{i}": someone for i in range(100_000)}
+    many = replace(
+        fitted,
+        people=Persistent(crowd | dict(fitted.people)),
+        learned=Persistent(dict.fromkeys(map(str, range(300_000)))),
+        heard=Persistent(dict.fromkeys(range(600_000))),
+    )
+    took: dict[str, float] = {}
+    for name, model in (("few", fitted), ("many", many)):
+        rows = [table([r]) for r in opposed(1, 60, first=70_000, seed=3)]
+        times = []
+        for each in rows:
+            started = time.perf_counter()
+            model = model.learn(each)
+            times.append(time.perf_counter() - started)
+        took[name] = float(np.median(times))
+        assert model.people["user-00"].votes == 72
+    assert took["many"] < 2 * took["few"] + 1e-3  # a copy of the crowd alone takes several milliseconds
+
+
+def test_nobody_can_be_saved_and_loaded(tiny_base: Path, tmp_path: Path) -> None:
+    rows = [{**each, "user_id": None} for each in opposed(4, 10)]
+    personal.fit(CONFIG, table(rows), base=tiny_base, seed=0).save(tmp_path)
+    again = personal.load(tmp_path, tiny_base)
+    assert again.people == {} and len(again.trained_on) == 40
+
+
+def test_saved_again_it_is_never_half_of_each(
+    fitted: personal.Personal, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path)
+    votes = [r | {"chosen": LONG, "rejected": SHORT, "user_id": "née"} for r in opposed(1, 3, first=80_000)]
+    after = fitted.learn(table(votes))
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", lambda *a, **k: 1 / 0)  # everything is written but the JSON
+        with pytest.raises(ZeroDivisionError):
+            after.save(tmp_path)
+    assert "née" not in personal.load(tmp_path, tiny_base).people
+    after.save(tmp_path)
+    again = personal.load(tmp_path, tiny_base)
+    assert again.people["née"].votes == 3 and gap(again, "née") == gap(after, "née")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_model_of_other_features_says_so(
+    fitted: personal.Personal, tiny_base: Path, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    about = json.loads((tmp_path / "reward_model.json").read_text())
+    del about["feature_weights"]["other_language"]
+    (tmp_path / "reward_model.json").write_text(json.dumps(about))
+    with pytest.raises(RewardModelError, match="without other_language") as caught:
+        scorer.load(tmp_path, tiny_base)
+    assert caught.value.next_step == "palate train"

@@ -54,6 +54,37 @@ def test_a_score_does_not_depend_on_its_neighbours(fitted: preference_lm.Prefere
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
+def test_completions_of_one_prompt_score_as_each_does_alone_and_share_what_they_begin_with(
+    fitted: preference_lm.PreferenceLM,
+) -> None:
+    import torch
+
+    asked = [
+        "What about the harbour?",
+        "Ça va, 你好?",
+        "And the bridges? " * 40,
+    ]  # the last one is cut at the front
+    replies = ["Yes.", "No.", "", "Yes, certainly. " * 30, "Да 🙂", "<|im_end|>" * 9, "Yes."]
+    prompts = [[{"role": "user", "content": one}] for one in asked for _ in replies]
+    ids, alone = [], []
+    for prompt, reply in zip(prompts, replies * 3, strict=True):
+        turns = [*prompt, {"role": "assistant", "content": reply}]
+        one = fitted.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+        ids.append(one[-CONFIG.max_tokens :])
+        with torch.inference_mode():
+            alone.append(fitted.model(input_ids=torch.tensor([ids[-1]])).logits[0, 0].item())
+    read: list[int] = []
+    hook = fitted.model.get_input_embeddings().register_forward_hook(
+        lambda _m, given, _o: read.append(given[0].numel())
+    )
+    found = fitted.score(prompts, replies * 3).mean
+    hook.remove()
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+    assert np.ptp(found) > 0.1
+    np.testing.assert_array_equal(found[::7], found[6::7])  # the same text twice
+    assert sum(read) < 0.7 * sum(map(len, ids))
+
+
 def test_share_of_ties_becomes_the_tie_parameter(tiny_base: Path) -> None:
     decided = shorter_wins(32).to_pylist()
     tied = [row(500 + n, chosen="A.", rejected=f"B {n}.", margin=0.0) for n in range(8)]

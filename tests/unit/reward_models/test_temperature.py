@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reward_models import bradley_terry, temperature, ties
+from reward_models import bradley_terry, temperature, temperature_likelihood, ties
 from reward_models.heldout import predict
 from reward_models.scorer import RewardModelError
 from reward_models.temperature import Config, Tempered
@@ -146,6 +147,11 @@ def test_a_tempered_scorer_says_calibrated_probabilities_and_comes_back_from_dis
     new = shorter_wins(20, first=1000, seed=1)
     raw, said = predict(inner, new), predict(tempered, new)
     np.testing.assert_allclose(said.probabilities, setting.apply(raw.probabilities), atol=1e-9)
+    chats, texts = new["prompt"].to_pylist(), new["chosen"].to_pylist()
+    plain, scaled = inner.score(chats, texts), tempered.score(chats, texts)
+    np.testing.assert_allclose(scaled.mean, plain.mean / 2.5)
+    np.testing.assert_allclose(scaled.std, plain.std / 2.5)
+    assert (scaled.std > 0).all()
     tempered.save(tmp_path / "model")
     again = temperature.load_tempered(tmp_path / "model", tiny_base)
     assert again.temperature == setting and again.trained_on == inner.trained_on
@@ -153,3 +159,87 @@ def test_a_tempered_scorer_says_calibrated_probabilities_and_comes_back_from_dis
     (tmp_path / "model" / "reward_model.json").unlink()
     with pytest.raises(RewardModelError):
         temperature.load_tempered(tmp_path / "model", tiny_base)
+
+
+def unreadable(constant: str) -> float:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        temperature.Temperature(1.0, 0.0, np.nan, np.nan, np.nan, np.nan, 3, 2, "3 votes of 2 people: naïve"),
+        temperature.Temperature(1.0, 0.0, np.inf, 4.0, np.inf, -0.2, 400, 40, "They do not follow."),
+        temperature.Temperature(1.7, -0.1, 1.7, 1.2, np.inf, 0.03, 400, 40),
+    ],
+)
+def test_what_is_not_finite_is_kept_as_json_that_every_reader_knows(
+    found: temperature.Temperature, tiny_base: Path, tmp_path: Path
+):
+    inner = bradley_terry.fit(
+        bradley_terry.Config(components=2, max_tokens=64), shorter_wins(20), base=tiny_base, seed=0
+    )
+    Tempered(inner, found).save(tmp_path / "m")
+    json.loads((tmp_path / "m" / "reward_model.json").read_text(), parse_constant=unreadable)
+    again = temperature.load_tempered(tmp_path / "m", tiny_base).temperature
+    np.testing.assert_array_equal(list(vars(again).values())[:6], list(vars(found).values())[:6])
+    assert (again.votes, again.users, again.reason) == (found.votes, found.users, found.reason)
+    assert type(again.votes) is int
+
+
+def test_a_sentence_says_what_was_found():
+    applied = temperature.Temperature(1.7, -0.1, 1.7, 1.2, np.inf, 0.031, 400, 40).sentence
+    assert "divided by 1.70" in applied and "from 1.20 upwards" in applied and "0.031 nats better" in applied
+    assert "400 votes of 40 people" in applied
+    assert temperature.Temperature(1, 0, 1, 1, 1, 1, 3, 2, "Why.").sentence == "The temperature stays 1. Why."
+
+
+def test_a_vote_of_double_weight_is_two_votes():
+    d, outcome, who = simulated(30, 10, 4)
+    p, heavy = ties.probabilities(2 * d, -0.2), np.where(who < 10, 2.0, 1.0)
+    twice = np.concatenate([np.arange(300), np.flatnonzero(who < 10)])
+    a = temperature.fit(p, outcome, who, seed=9, weight=5 * heavy).temperature  # only shares count
+    b = temperature.fit(p[twice], outcome[twice], who[twice], seed=9).temperature
+    assert a.tau == pytest.approx(b.tau, rel=1e-4) and a.gain == pytest.approx(b.gain, rel=1e-3)
+    assert (a.low, a.high) == pytest.approx((b.low, b.high), rel=1e-3)
+    alike = temperature.fit(p, outcome, who, seed=9).temperature
+    assert abs(alike.tau - a.tau) > 1e-3 and (a.votes, b.votes) == (300, 400)
+
+
+def test_one_loud_person_of_little_weight_does_not_decide():
+    d, outcome, who = simulated(40, 10, 6)
+    rng = np.random.default_rng(7)
+    loud = rng.normal(0, 1.5, 4000)
+    d, who = np.append(d, loud), np.append(who, np.full(4000, 99))
+    outcome = np.append(outcome, rng.choice([ties.WIN, ties.LOSS], 4000))  # at random
+    weight = np.where(who == 99, 10 / 4000, 1.0)
+    p = ties.probabilities(d, -0.2)
+    capped = temperature.fit(p, outcome, who, seed=1, weight=weight).temperature
+    assert abs(np.log(capped.estimate)) < 0.3
+    assert temperature.fit(p, outcome, who, seed=1).temperature.estimate > 3  # what the cap is for
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+def test_weights_that_are_none_are_refused(weight):
+    d, outcome, who = simulated(40, 10, 2)
+    with pytest.raises(RewardModelError, match="weigh something"):
+        temperature.fit(ties.probabilities(d, 0.0), outcome, who, seed=1, weight=np.full(400, weight))
+
+
+def test_a_slope_that_might_be_nothing_is_not_taken_for_it():
+    # Mean of the normal distribution cut off below 0: sqrt(2 / pi) at 0, and by its table at -1, 1 and 4.
+    for z, mean in ((0.0, 0.797885), (-1.0, 0.525135), (1.0, 1.287600), (4.0, 4.000134)):
+        assert temperature_likelihood.positive(0.3 * z, 0.3) == pytest.approx(0.3 * mean, rel=1e-5)
+    assert temperature_likelihood.positive(0.2, 0.0) == 0.2
+    assert temperature_likelihood.positive(-0.3 * 50, 0.3) > 0
+
+
+def test_however_little_votes_follow_the_differences_no_reward_is_divided_by_a_thousand():
+    applied = 0
+    for seed in range(40):
+        d, outcome, who = simulated(20, 10, seed)
+        noise = np.random.default_rng([seed, 1]).normal(0, 3, len(d))
+        found = temperature.fit(ties.probabilities(noise, -0.2), outcome, who, seed=seed).temperature
+        applied += found.reason == ""
+        assert found.tau < 60
+    assert applied >= 10
