@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from reward_models.scorer import Scorer
     from reward_models.temperature import Temperature
     from rollout.reward_registry import Role
-    from training.dpo import OnStep, TrainResult
+    from training.result import TrainResult
+    from training.update import OnStep
 
 _FITTED_TWICE = ("preference_lm", "ensemble")
 """Reward models whose fit is dear: for a temperature one fold of people is held out once, not each in turn."""
@@ -206,40 +207,65 @@ def _temperature(context: Context, dataset: Dataset, rows: pa.Table, title: str)
 
 
 def update(
-    context: Context, dataset: Dataset, run_dir: Path, champion: Path, on_step: OnStep | None
+    context: Context,
+    dataset: Dataset,
+    run_dir: Path,
+    champion: Path,
+    rewards: RewardOutcome,
+    on_step: OnStep | None,
 ) -> TrainResult:
-    """Continue the champion's adapter on the dataset's train split.
+    """Continue the champion's adapter on the dataset's train split, by the method of the settings.
 
     Raises:
-        NotEnoughPreferences: too few usable pairs.
+        NotEnoughPreferences: too few usable rows.
         TrainingError: training diverged.
     """
-    from training import dpo
+    from feedback.served import SERVED
+    from training.update import Champion, Data, Run, method
 
+    project = context.project
+    how = method(project.train.method)
     rows: pa.Table = heard(run_dir / "reward-training", dataset.rows("train"))
-    with context.out.stage("DPO update", "steps") as advance:
+    data = Data(rows, SERVED.empty_table())
+    with context.out.stage(f"{project.train.method} update", "steps") as advance:
 
         def step(done: int, total: int, metrics: Mapping[str, float]) -> None:
-            advance(
-                done, total, f"loss {metrics['loss']:.3f}, margin {metrics.get('rewards/margins', 0.0):.2f}"
-            )
+            advance(done, total, _told(metrics))
             if on_step:
                 on_step(done, total, dict(metrics))
 
-        result = dpo.train(
-            context.project.train.dpo,
-            base=context.base.path,
-            base_id=context.base.id,
-            champion=champion,
-            preferences=rows,
-            output=run_dir / "update",
-            seed=context.project.seed,
-            on_step=step,
+        result = how.train(
+            getattr(project.train, project.train.method),
+            Champion(context.base.path, context.base.id, champion),
+            data,
+            rewards.training,
+            Run(
+                run_dir / "update",
+                project.seed,
+                cache=project.embeddings_dir.with_name("logprobs"),
+                heldout=rewards.evaluation,
+                on_step=step,
+            ),
         )
-        pairs, steps = result.metrics["pairs"], result.metrics["steps"]
-        advance(
-            steps,
-            steps,
-            f"{pairs:.0f} pairs, {steps:.0f} steps, margin {result.metrics.get('margin', 0.0):.2f}",
-        )
+        steps = result.metrics["steps"]
+        advance(steps, steps, _told(result.metrics))
     return result
+
+
+_TOLD = {
+    "pairs": ".0f",
+    "rows": ".0f",
+    "loss": ".3f",
+    "margin": ".2f",
+    "reward": ".2f",
+    "kl": ".3f",
+    "tokens_per_s": ".0f",
+}
+"""Figures of a step that are shown while it runs, where the method has them."""
+
+
+def _told(metrics: Mapping[str, float]) -> str:
+    names = {"tokens_per_s": "tokens/s"}
+    return ", ".join(
+        f"{names.get(name, name)} {metrics[name]:{form}}" for name, form in _TOLD.items() if name in metrics
+    )

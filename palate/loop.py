@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipelines.ingest import IngestSummary
     from pipelines.quality import Arrivals
     from rollout.versions import ModelVersionInfo
-    from training.dpo import TrainResult
+    from training.result import TrainResult
 
 DONE, GATE_FAILED, INSUFFICIENT, NOTHING_NEW = 0, 3, 4, 5
 # Given the compared replies, the true satisfaction of simulated users with each model.
@@ -205,7 +205,7 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
         tracking.log_step(registry, job.run_id, step, metrics)
 
-    return rewards, learn.update(job.context, job.dataset, job.learn_dir, job.champion_dir, log)
+    return rewards, learn.update(job.context, job.dataset, job.learn_dir, job.champion_dir, rewards, log)
 
 
 def _judge_and_register(
@@ -245,7 +245,7 @@ def _judge_and_register(
             run_id=job.run_id,
             dataset_version=job.dataset.version,
             metrics=case_metrics(case),
-            params=context.project.train.dpo.model_dump(mode="json"),
+            params=getattr(context.project.train, context.project.train.method).model_dump(mode="json"),
             verdicts=[v.to_dict() for v in judged.verdicts],
             tags={
                 "simulated_users": str(context.project.simulated).lower(),

@@ -1,4 +1,4 @@
-"""Run a DPO update in a process of its own and kill it -9 after a given step: `python -m … spec.json`."""
+"""Run an update in a process of its own and kill it -9 after a given step: `python -m … spec.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from training import dpo
+from feedback.served import SERVED
+from training.update import Champion, Data, Run, method
 
 
 def main(spec: dict[str, str | int]) -> None:
@@ -22,15 +23,13 @@ def main(spec: dict[str, str | int]) -> None:
         if step == spec["kill_at"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    dpo.train(
-        dpo.Config.model_validate_json(str(spec["config"])),
-        base=Path(str(spec["base"])),
-        base_id="test:tiny",
-        champion=Path(str(spec["champion"])),
-        preferences=pq.read_table(spec["rows"]),
-        output=Path(str(spec["output"])),
-        seed=int(spec["seed"]),
-        on_step=die,
+    how = method(str(spec.get("method", "dpo")))
+    how.train(
+        how.Config.model_validate_json(str(spec["config"])),
+        Champion(Path(str(spec["base"])), "test:tiny", Path(str(spec["champion"]))),
+        Data(pq.read_table(spec["rows"]), SERVED.empty_table()),
+        None,
+        Run(Path(str(spec["output"])), int(spec["seed"]), on_step=die),
     )
 
 

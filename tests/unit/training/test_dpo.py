@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from feedback.served import SERVED
 from tests.unit.reward_models.made import row, shorter_wins, table
 from tests.unit.training.test_adapter import contents
-from training import dpo
+from training import dpo, fit
 from training.errors import NotEnoughPreferences, TrainingError
+from training.result import TrainResult
+from training.update import Champion, Data, Run
 
 CONFIG = dpo.Config(
     learning_rate=3e-3,
@@ -33,33 +36,30 @@ CONFIG = dpo.Config(
 ROOT = Path(__file__).parents[3]
 
 
-def update(base: Path, champion: Path, output: Path, **changes: Any) -> dpo.TrainResult:
+def update(base: Path, champion: Path, output: Path, **changes: Any) -> TrainResult:
     """One small update; `changes` replace settings, `rows` and `on_step`."""
     rows, on_step = changes.pop("rows", None), changes.pop("on_step", None)
     return dpo.train(
         CONFIG.model_copy(update=changes),
-        base=base,
-        base_id="test:tiny",
-        champion=champion,
-        preferences=shorter_wins(24) if rows is None else rows,
-        output=output,
-        seed=7,
-        on_step=on_step,
+        Champion(base, "test:tiny", champion),
+        Data(shorter_wins(24) if rows is None else rows, SERVED.empty_table()),
+        None,
+        Run(output, 7, on_step=on_step),
     )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
     tiny_base: Path, moved_champion: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dpo.TrainResult:
+) -> TrainResult:
     return update(tiny_base, moved_champion, tmp_path_factory.mktemp("undisturbed"))
 
 
-def test_it_starts_at_the_champion_and_moves_the_margin_up(undisturbed: dpo.TrainResult) -> None:
+def test_it_starts_at_the_champion_and_moves_the_margin_up(undisturbed: TrainResult) -> None:
     first, last = undisturbed.curve[0], undisturbed.curve[-1]
     # Reference = champion = starting point: margin 0, loss ln 2. Were the base the reference, neither would
     # be.
-    assert first["margin"] == 0.0
+    assert first["margin"] == pytest.approx(0.0, abs=1e-4)
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert last["margin"] > 0.1
     assert last["loss"] < first["loss"]
@@ -70,7 +70,7 @@ def test_it_starts_at_the_champion_and_moves_the_margin_up(undisturbed: dpo.Trai
 
 
 def test_held_out_pairs_of_the_same_taste_move_too(
-    undisturbed: dpo.TrainResult, tiny_base: Path, moved_champion: Path
+    undisturbed: TrainResult, tiny_base: Path, moved_champion: Path
 ) -> None:
     from evaluation.logprobs import reply_logprobs
     from evaluation.replies import load_policy
@@ -86,7 +86,7 @@ def test_held_out_pairs_of_the_same_taste_move_too(
 
 
 def test_the_adapter_is_plain_and_holds_no_path_of_this_machine(
-    undisturbed: dpo.TrainResult, moved_champion: Path, tiny_base: Path
+    undisturbed: TrainResult, moved_champion: Path, tiny_base: Path
 ) -> None:
     names = sorted(contents(undisturbed.adapter))
     assert names == ["adapter_config.json", "adapter_model.safetensors"]  # no copy of the reference either
@@ -101,7 +101,7 @@ def test_the_adapter_is_plain_and_holds_no_path_of_this_machine(
 
 
 def test_a_finished_update_is_returned_as_it_is(
-    undisturbed: dpo.TrainResult, moved_champion: Path, tmp_path: Path
+    undisturbed: TrainResult, moved_champion: Path, tmp_path: Path
 ) -> None:
     before = contents(undisturbed.adapter)
     started = time.perf_counter()
@@ -112,7 +112,7 @@ def test_a_finished_update_is_returned_as_it_is(
 
 
 def test_killed_and_run_again_gives_the_undisturbed_adapter(
-    undisturbed: dpo.TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
+    undisturbed: TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "update"
     pq.write_table(shorter_wins(24), tmp_path / "rows.parquet")
@@ -154,7 +154,7 @@ def test_killed_and_run_again_gives_the_undisturbed_adapter(
 @pytest.mark.parametrize("after", ["last checkpoint", "adapter"])
 def test_killed_after_the_last_step_it_only_finishes(
     after: str,
-    undisturbed: dpo.TrainResult,
+    undisturbed: TrainResult,
     tiny_base: Path,
     moved_champion: Path,
     tmp_path: Path,
@@ -162,7 +162,7 @@ def test_killed_after_the_last_step_it_only_finishes(
 ) -> None:
     where = {"last checkpoint": "save_adapter", "adapter": "write_result"}[after]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(dpo, where, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(fit, where, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         update(tiny_base, moved_champion, tmp_path)
     assert (tmp_path / "adapter").exists() == (after == "adapter")
     resumed = update(tiny_base, moved_champion, tmp_path)
@@ -172,7 +172,7 @@ def test_killed_after_the_last_step_it_only_finishes(
 
 
 def test_an_unreadable_checkpoint_is_dropped_and_training_starts_again(
-    undisturbed: dpo.TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
+    undisturbed: TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4, "log_hist')
@@ -183,7 +183,7 @@ def test_an_unreadable_checkpoint_is_dropped_and_training_starts_again(
 
 
 def test_rows_of_other_splits_change_nothing(
-    undisturbed: dpo.TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
+    undisturbed: TrainResult, tiny_base: Path, moved_champion: Path, tmp_path: Path
 ) -> None:
     other = [row(100 + n, chosen="Never read.", split=s) for n, s in enumerate(("test", "evaluation") * 5)]
     rows = table(other + list(reversed(shorter_wins(24).to_pylist())))

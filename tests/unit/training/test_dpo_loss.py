@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +11,67 @@ import pytest
 import torch
 
 from tests.unit.reward_models.made import row, shorter_wins, table
-from training import trl_on_cpu
-from training.dpo import Config, _choose, _trainer
+from training import losses, trl_on_cpu
+from training.dpo import Config, Objective, pair_items
+from training.fit import load_champion
+from training.logprobs import token_logprobs
+from training.pairs import choose_pairs
+from training.policy_trainer import Item
+from training.update import Champion
 
-PAIRS = 4
+PAIRS, SIDES = 4, ("chosen", "rejected")
 OTHER_WEIGHT = 0.7
 
 
-def trainer_on(base: Path, champion: Path, output: Path, **settings: Any) -> Any:
-    config = Config(batch_pairs=PAIRS, micro_batch_pairs=PAIRS, min_pairs=1, max_tokens=128, **settings)
-    return _trainer(config, base, champion, shorter_wins(PAIRS), output, 0, None)
+def trl_trainer(base: Path, champion: Path, output: Path, **settings: Any) -> Any:
+    """TRL's own trainer with its defaults, on the pairs that the loss here is given."""
+    from datasets import Dataset
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), str(champion), is_trainable=True
+    )
+    rows = [
+        {"prompt": r["prompt"], **{side: [{"role": "assistant", "content": r[side]}] for side in SIDES}}
+        for r in shorter_wins(PAIRS).to_pylist()
+    ]
+    return DPOTrainer(
+        model=model,
+        args=DPOConfig(
+            output_dir=str(output),
+            per_device_train_batch_size=PAIRS,
+            use_cpu=True,
+            report_to="none",
+            bf16=False,
+            **settings,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(base),
+    )
 
 
 def batch_of(trainer: Any) -> dict[str, torch.Tensor]:
     return trainer.data_collator([trainer.train_dataset[k] for k in range(PAIRS)])
 
 
-def move(trainer: Any) -> None:
+def ours(base: Path, champion: Path, **settings: Any) -> tuple[Any, Objective, list[Item]]:
+    """A policy that has moved away from the champion, the loss, and its pairs with the champion's log-probabilities."""
+    config = Config(min_pairs=1, max_tokens=128, **settings)
+    items, _ = pair_items(config, base, shorter_wins(PAIRS), 0)
+    model = load_champion(Champion(base, "test:tiny", champion)).eval()
+    with torch.no_grad():
+        items = [replace(item, reference=tuple(token_logprobs(model, item.sequences))) for item in items]
+    move(model)
+    return model, Objective(config), items
+
+
+def move(model: Any) -> None:
     """Change the policy's adapter, not the reference's."""
     torch.manual_seed(0)
     with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
+        for name, weight in model.named_parameters():
             if ".default." in name:
                 weight.add_(0.05 * torch.randn_like(weight))
 
@@ -63,32 +104,86 @@ def loss_by_hand(policy: list[list[float]], reference: list[list[float]], beta: 
         better = sum(policy[k]) - sum(reference[k])
         worse = sum(policy[PAIRS + k]) - sum(reference[PAIRS + k])
         total += math.log(1 + math.exp(-beta * (better - worse))) / PAIRS
-    chosen_tokens = [t for reply in policy[:PAIRS] for t in reply]
-    return total - sft * sum(chosen_tokens) / len(chosen_tokens)
+    return total - sft * sum(sum(reply) / len(reply) for reply in policy[:PAIRS]) / PAIRS
 
 
 @pytest.mark.parametrize(("beta", "sft_weight"), [(0.1, 0.0), (0.5, 0.0), (0.1, OTHER_WEIGHT)])
-@pytest.mark.parametrize("patched", [False, True])
-def test_loss_equals_the_papers(
-    beta: float, sft_weight: float, patched: bool, tiny_base: Path, moved_champion: Path, tmp_path: Path
+def test_loss_equals_the_papers_formula(
+    beta: float, sft_weight: float, tiny_base: Path, moved_champion: Path
 ) -> None:
     from peft import get_peft_model_state_dict
 
-    trainer = trainer_on(tiny_base, moved_champion, tmp_path, beta=beta, sft_weight=sft_weight)
-    move(trainer)
-    moved = {
-        k: v.clone() for k, v in get_peft_model_state_dict(trainer.model, adapter_name="default").items()
-    }
-    if patched:
-        with trl_on_cpu.only_needed_positions():
-            loss = float(trainer.compute_loss(trainer.model, batch_of(trainer)))
-    else:
-        loss = float(trainer.compute_loss(trainer.model, batch_of(trainer)))
+    model, objective, items = ours(tiny_base, moved_champion, beta=beta, sft_weight=sft_weight)
+    moved = {k: v.clone() for k, v in get_peft_model_state_dict(model, adapter_name="default").items()}
+    loss = float(objective.loss(model, items, None, PAIRS)[0])
     # The reference is the champion as it is on disk, not the bare base.
     policy = reply_logprobs(tiny_base, moved, moved_champion)
     reference = reply_logprobs(tiny_base, moved_champion, moved_champion)
     assert loss == pytest.approx(loss_by_hand(policy, reference, beta, sft_weight), rel=2e-5)
     assert abs(loss - math.log(2)) > 1e-3  # the policy has moved: the comparison can tell
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss": "sigmoid"}, {"loss": "ipo"}, {"loss": "robust", "label_noise": 0.2}],
+    ids=lambda settings: settings["loss"],
+)
+def test_loss_and_gradient_are_those_of_trl(
+    settings: dict[str, Any], tiny_base: Path, moved_champion: Path, tmp_path: Path
+) -> None:
+    model, objective, items = ours(tiny_base, moved_champion, **settings)
+    loss, _ = objective.loss(model, items, None, PAIRS)
+    loss.backward()
+    trainer = trl_trainer(
+        tiny_base,
+        moved_champion,
+        tmp_path,
+        loss_type=[settings["loss"]],
+        label_smoothing=settings.get("label_noise", 0.0),
+    )
+    move(trainer.model)
+    theirs = trainer.compute_loss(trainer.model.eval(), batch_of(trainer))
+    theirs.backward()
+    assert float(loss) == pytest.approx(float(theirs), rel=2e-5)
+    expected = {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert set(found) == set(expected) and len(found) == 28
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+        assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(
+    cut: int, tiny_base: Path, moved_champion: Path
+) -> None:
+    model, objective, items = ours(tiny_base, moved_champion, sft_weight=OTHER_WEIGHT)
+    gradients = []
+    for size in (PAIRS, cut):
+        model.zero_grad()
+        for start in range(0, PAIRS, size):
+            objective.loss(model, items[start : start + size], None, PAIRS)[0].backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_weights_and_margins_of_rows_count(tiny_base: Path, moved_champion: Path) -> None:
+    rows = table(
+        [row(1, weight=1.0, margin=1.0), row(2, weight=0.5, margin=1.0), row(3, weight=1.0, margin=0.5)]
+    )
+    by_margin = {0.5: 0.5, 1.0: 1.0}
+    for margins in ("weight", "ignore", "offset"):
+        items, _ = pair_items(Config(min_pairs=1, margins=margins), tiny_base, rows, 0)
+        chosen = choose_pairs(rows, max_pairs=9, seed=0).rows.to_pylist()
+        raw = [r["weight"] * (by_margin[r["margin"]] if margins == "weight" else 1) for r in chosen]
+        assert [i.values["weight"] for i in items] == pytest.approx([w * 3 / sum(raw) for w in raw])
+    # Drawn by weight, they do not count by weight again.
+    few, left_out = pair_items(Config(min_pairs=1, max_pairs=2, margins="ignore"), tiny_base, rows, 0)
+    assert left_out == {"over_max_pairs": 1}
+    assert [item.values["weight"] for item in few] == [1.0, 1.0]
+    asked = losses.dpo(torch.tensor([2.0]), torch.tensor([0.0]), beta=0.5, offset=torch.tensor([0.25]))
+    assert float(asked) == pytest.approx(math.log(1 + math.exp(-0.75)))
 
 
 def test_hand_computed_loss_itself() -> None:
@@ -107,11 +202,11 @@ def _loss_and_gradients(trainer: Any) -> tuple[torch.Tensor, dict[str, torch.Ten
     return loss.detach(), grads
 
 
-def test_scoring_needed_positions_only_changes_neither_loss_nor_gradient(
+def test_scoring_needed_positions_only_changes_neither_loss_nor_gradient_of_trl(
     tiny_base: Path, moved_champion: Path, tmp_path: Path
 ) -> None:
-    trainer = trainer_on(tiny_base, moved_champion, tmp_path, sft_weight=OTHER_WEIGHT)
-    move(trainer)
+    trainer = trl_trainer(tiny_base, moved_champion, tmp_path)
+    move(trainer.model)
     loss, gradients = _loss_and_gradients(trainer)
     with trl_on_cpu.only_needed_positions() as switched:
         assert switched
@@ -151,8 +246,8 @@ def test_another_trl_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pairs_longer_than_max_tokens_are_left_out_whole(tiny_base: Path) -> None:
     rows = table([row(1), row(2, rejected="many words " * 80), row(3)])
     config = Config(min_pairs=2, max_tokens=64)
-    chosen = _choose(config, tiny_base, rows, 0)
-    assert chosen.left_out == {"longer_than_max_tokens": 1}
-    assert chosen.rows.num_rows == 2
+    items, left_out = pair_items(config, tiny_base, rows, 0)
+    assert left_out == {"longer_than_max_tokens": 1}
+    assert len(items) == 2
     # A pair that is too long does not use up the limit.
-    assert _choose(config.model_copy(update={"max_pairs": 2}), tiny_base, rows, 0).rows.num_rows == 2
+    assert len(pair_items(config.model_copy(update={"max_pairs": 2}), tiny_base, rows, 0)[0]) == 2

@@ -1,0 +1,212 @@
+"""From items and a loss to a finished adapter: what all updates by gradient descent share."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reward_models.hardware import fast_bf16
+from training.adapter import save_adapter
+from training.errors import TrainingError
+from training.result import TrainResult, last_complete_checkpoint, write_result
+from training.settings import UpdateSettings
+from training.update import Champion, Run
+
+if TYPE_CHECKING:
+    from training.policy_trainer import Item, Objective, PolicyTrainer
+
+log = logging.getLogger(__name__)
+RESULT = "result.json"
+
+
+def load_champion(champion: Champion) -> Any:
+    """The champion as a PEFT model whose adapter can be trained, in single precision."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(champion.base, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, str(champion.adapter), is_trainable=True)
+
+
+def fit(
+    settings: UpdateSettings,
+    champion: Champion,
+    run: Run,
+    items: Sequence[Item],
+    objective: Objective,
+    *,
+    per_step: int,
+    micro_batch: int,
+    metrics: dict[str, float],
+    left_out: dict[str, int],
+) -> TrainResult:
+    """Train on items, save the adapter, write the result.
+
+    Args:
+        settings: optimizer and schedule.
+        champion: where it starts, and the reference.
+        run: where files go.
+        items: what is learned from, without references.
+        objective: the loss.
+        per_step: items per optimizer step, over all processes.
+        micro_batch: items per forward and backward pass.
+        metrics: what the method says of its data; joined by the last step's figures.
+        left_out: rows not used, by reason.
+
+    Raises:
+        TrainingError: the loss or a weight is not finite, or the disk is full.
+    """
+    run.output.mkdir(parents=True, exist_ok=True)
+    trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
+    trainer.train_dataset = with_reference(trainer, items, champion, run, micro_batch)
+    try:
+        outcome = trainer.train(resume_from_checkpoint=last_complete_checkpoint(run.output))
+        curve = curve_of(trainer.state.log_history)
+        refuse_not_finite(curve, trainer.model)
+        save_adapter(trainer.model, champion.base_id, run.output / "adapter")
+        last = {k: v for k, v in curve[-1].items() if k != "step"}
+        done = {
+            "steps": float(trainer.state.global_step),
+            "train_s": float(outcome.metrics.get("train_runtime", 0.0)),
+        }
+        result = TrainResult(run.output / "adapter", {**last, **metrics, **done}, curve, left_out)
+        write_result(run.output / RESULT, result)
+    except OSError as error:
+        raise _disk(error, run.output) from error
+    for checkpoint in run.output.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    if run.cache is None:
+        shutil.rmtree(_cache(run), ignore_errors=True)
+    return result
+
+
+def _trainer(
+    settings: UpdateSettings,
+    champion: Champion,
+    run: Run,
+    items: Sequence[Item],
+    objective: Objective,
+    per_step: int,
+    micro_batch: int,
+) -> PolicyTrainer:
+    import torch
+    from transformers import TrainingArguments
+
+    from training.policy_trainer import make_trainer
+
+    gpu = torch.cuda.is_available()
+    schedule = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+    arguments = TrainingArguments(
+        output_dir=str(run.output),
+        learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=per_step,
+        gradient_accumulation_steps=1,  # the trainer cuts its batches itself
+        warmup_steps=settings.warmup_share,
+        lr_scheduler_type=schedule,
+        max_grad_norm=settings.max_grad_norm,
+        gradient_checkpointing=gpu,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if gpu else None,
+        bf16=fast_bf16(),
+        use_cpu=not gpu,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # on, it logs a loss that is not a number as 0
+        save_strategy="steps",
+        save_steps=settings.save_every_steps,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        seed=run.seed,
+        data_seed=run.seed,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    world = arguments.world_size
+    if per_step % world:
+        raise TrainingError(
+            "The rows of a step do not divide among the processes.",
+            got=f"{per_step} rows, {world} processes",
+            allowed="a multiple of the processes",
+            next_step="change the batch size of the method",
+        )
+    arguments.per_device_train_batch_size = per_step // world
+    model = load_champion(champion)
+    return make_trainer(model, items, objective, arguments, micro_batch=micro_batch, on_step=run.on_step)
+
+
+def with_reference(
+    trainer: PolicyTrainer, items: Sequence[Item], champion: Champion, run: Run, micro_batch: int
+) -> list[Item]:
+    """Items with the log-probabilities of their completions under the champion, which the trainer still is."""
+    import torch
+
+    from training.reference import cache_file, reference_logprobs
+
+    dtype = "bf16" if fast_bf16() else "fp32"
+    file = cache_file(_cache(run), champion.base_id, champion.adapter, dtype)
+    sequences = [s for item in items for s in item.sequences]
+    found = iter(
+        reference_logprobs(
+            trainer.model,
+            sequences,
+            file,
+            batch_size=2 * micro_batch,
+            autocast=trainer.compute_loss_context_manager,
+        )
+    )
+    return [
+        replace(item, reference=tuple(torch.from_numpy(next(found)) for _ in item.sequences))
+        for item in items
+    ]
+
+
+def _cache(run: Run) -> Path:
+    return run.cache or run.output / "reference"
+
+
+def curve_of(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    """One entry for each optimizer step: its number, loss and the method's own metrics."""
+    skip = {"epoch", "step", "total_flos"}
+    return [
+        {"step": float(entry["step"]), **{k: float(v) for k, v in entry.items() if k not in skip}}
+        for entry in history
+        if "loss" in entry
+    ]
+
+
+def refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
+    """Raise unless every logged loss and every trained weight is a finite number.
+
+    The weights are looked at too: the last step's update comes after the last logged loss.
+
+    Raises:
+        TrainingError: one is not.
+    """
+    bad = [entry for entry in curve if not math.isfinite(entry["loss"])]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if bad or not curve or not all(bool(p.isfinite().all()) for p in trained):
+        raise TrainingError(
+            "Training diverged: a loss or a weight is not a finite number. No adapter was written.",
+            got=bad[:1] or ("a weight that is not finite" if curve else "no step was logged"),
+            next_step="lower the learning_rate of the method in [train]",
+        )
+
+
+def _disk(error: OSError, output: Path) -> TrainingError | OSError:
+    """What to do about a full disk; any other fault as it was."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    kept = last_complete_checkpoint(output)
+    return TrainingError(
+        "The disk is full.",
+        got=f"{shutil.disk_usage(output).free >> 20} MiB free at {output}",
+        allowed="room for two checkpoints",
+        next_step=f"free some space and run again; it goes on from {Path(kept).name if kept else 'the start'}",
+    )

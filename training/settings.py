@@ -1,0 +1,31 @@
+"""Settings that every update by gradient descent has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class UpdateSettings(BaseModel):
+    """Optimizer, schedule, checkpoints and limits. A method's own `Config` adds its loss.
+
+    The one base class here: it keeps the same setting under the same name in every `[train.<method>]`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Peak learning rate of AdamW on the adapter."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the rows."""
+    max_tokens: int = Field(default=512, ge=16)
+    """Longest prompt and reply together, in tokens."""
+    warmup_share: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises from 0; 0 starts at the peak."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """A gradient longer than this is shortened to it."""
+    save_every_steps: int = Field(default=10, ge=1)
+    """A checkpoint every so many steps; a killed run goes on from the last complete one."""
