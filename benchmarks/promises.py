@@ -32,7 +32,9 @@ def finish(checks: Sequence[Check], path: Path | None, figures: Any) -> int:
         table.add_row(check.what, check.promised, check.measured, "yes" if check.ok else "NO")
     Console().print(table)
     if path:
-        content = {"checks": [check._asdict() for check in checks], "figures": figures}
+        # numpy's own booleans are no JSON: written as text, a promise that is not kept would read as true
+        plain = [check._replace(ok=bool(check.ok))._asdict() for check in checks]
+        content = {"checks": plain, "figures": figures}
         path.write_text(json.dumps(content, indent=1, default=str) + "\n")
     return 0 if all(check.ok for check in checks) else 1
 

@@ -2,12 +2,17 @@
 
     python benchmarks/rewards_speed.py
 
-Scoring: replies of eight models, drawn by a seed, to each of the 13 prompts of llmfao, as they are: some are one word,
-most are longer than what is read, few are alike. palate's default reward model scores them in one call. The alternative
-is what one would write with transformers alone: a sequence classifier on the same base model that is given one prompt
-and reply after the other, here the same tokens of the same texts. It runs all layers of the base, palate's embedding
-the lower half of them; how much of the ratio is due to that is said beside it, as is the ratio to a classifier that
-reads whole replies. `preference_lm` runs all layers too, and is measured against itself, one text after the other.
+Scoring of logs: replies that programmers were given, each in its chat, drawn by a seed. palate's default reward model
+scores them in one call; the alternative is what one would write with transformers alone: a sequence classifier on the
+same base model that reads one whole chat after the other. palate reads the last request and the reply, up to a limit,
+with the lower half of the layers; how good such a reward model is, is measured by the other parts of this suite.
+
+Scoring of groups, where nothing is promised: how much of that comes from what is not read. Replies of eight models,
+drawn by a seed, to each of the 13 prompts of llmfao, as they are: some are one word, most are longer than what is
+read, few are alike. The alternatives read the same tokens of the same texts, with all layers and with palate's half of
+them, and whole texts. On a processor without units for small number formats a batch multiplies hardly faster than one
+text: there only what is not computed is saved. `preference_lm` runs all layers too, and is measured against itself,
+one text after the other.
 
 Updates: one vote of one person; fits that begin where an older one ended; and a model's `update`, beside a fit of all
 its rows that begins at zero and embeds their texts again.
@@ -27,7 +32,7 @@ from promises import Check, finish
 from rewards_data import ROOT
 from rich.console import Console
 from rich.table import Table
-from speed_texts import GROUP, Texts, asked, groups, rows
+from speed_texts import GROUP, Texts, asked, groups, logged, rows
 
 from reward_models import bradley_terry, embedding, preference_lm, ties
 from reward_models.people import Person
@@ -36,18 +41,20 @@ from reward_models.taste import Belief, updated
 from reward_models.votes_of_rows import replies_of, votes_of
 
 MIN_RATIO, MAX_UPDATE_MS, MAX_DIFFERENCE, MAX_APART = 5.0, 1.0, 1e-6, 1e-5
-ROUNDS, FULL_MODEL_PROMPTS = 2, 6
+ROUNDS, FULL_MODEL_PROMPTS, LOGGED = 2, 6, 32
 CONFIG = bradley_terry.Config()
 
 
-def rate(texts: Texts, run: Callable[[], Any]) -> float:
+def rate(texts: Sequence[Any], run: Callable[[], Any]) -> float:
     """Texts per second of what scores them."""
     started = time.perf_counter()
     run()
     return len(texts) / (time.perf_counter() - started)
 
 
-def one_by_one(model: Any, texts: Texts, ids_of: Callable[[str, str], Sequence[int]], read: str) -> list[Any]:
+def one_by_one(
+    model: Any, texts: Sequence[Any], ids_of: Callable[[Any, str], Sequence[int]], read: str
+) -> list[Any]:
     """What the model's output says under that name of each text, one after the other."""
     import torch
 
@@ -99,12 +106,42 @@ def scoring(base: Path, model: bradley_terry.BradleyTerry, console: Console) -> 
     }
     show(console, "default reward model", rates)
     console.print("by round: " + ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs, strict=True)))
-    ratio = float(np.median(np.array(ours) / np.array(theirs)))
     apart = vectors_apart(base, texts, lower, hidden)
+    ratio, of_logs = scoring_logs(classifier, tokenizer, model, console)
+    rates |= of_logs
     return [
-        Check("scoring / one by one, same tokens", f">= {MIN_RATIO:g}", f"{ratio:.2f}", ratio >= MIN_RATIO),
+        Check(
+            "scoring logs / one chat after the other", f">= {MIN_RATIO:g}", f"{ratio:.2f}", ratio >= MIN_RATIO
+        ),
         Check("vectors = those of one by one", f"{MAX_APART:g}", f"{apart:.1e}", apart < MAX_APART),
     ], rates
+
+
+def scoring_logs(
+    classifier: Any, tokenizer: Any, model: bradley_terry.BradleyTerry, console: Console
+) -> tuple[float, dict[str, float]]:
+    """How many times as fast logged replies are scored as whole chats one after the other; both rates."""
+    chats = logged(LOGGED, seed=1)
+
+    def whole(prompt: Any, reply: str) -> Sequence[int]:
+        chat = [*prompt, {"role": "assistant", "content": reply}]
+        return list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False))
+
+    tokens = [len(whole(*chat)) for chat in chats]
+    console.print(
+        f"{len(chats)} logged replies; a chat has {np.mean(tokens):.0f} tokens (median {np.median(tokens):.0f})"
+    )
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        ours.append(rate(chats, lambda: model.score([p for p, _ in chats], [c for _, c in chats])))
+        theirs.append(rate(chats, lambda: one_by_one(classifier, chats, whole, "logits")))
+    rates = {
+        "palate, one call on logs": float(np.mean(ours)),
+        "one whole chat after the other": float(np.mean(theirs)),
+    }
+    show(console, "logged replies in their chats", rates)
+    console.print("by round: " + ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs, strict=True)))
+    return float(np.median(np.array(ours) / np.array(theirs))), rates
 
 
 def vectors_apart(base: Path, texts: Texts, lower: embedding.Base, hidden: Sequence[Any]) -> float:

@@ -1,8 +1,11 @@
-"""The texts that `rewards_speed.py` scores and learns from: replies of many models to the prompts of llmfao."""
+"""The texts that `rewards_speed.py` scores and learns from: logged chats, and many models' replies to one prompt."""
 
 from __future__ import annotations
 
+import ast
+import csv
 import json
+import sys
 from collections import defaultdict
 from typing import Any
 
@@ -31,6 +34,18 @@ def groups(seed: int) -> Texts:
         (prompt, replies[prompt][model])
         for prompt in sorted(replies)
         for model in dice.choice(sorted(replies[prompt]), GROUP, replace=False)
+    ]
+
+
+def logged(count: int, seed: int) -> list[tuple[list[dict[str, str]], str]]:
+    """Requests of programmers with all that was said before, and the replies they were given: drawn from a seed."""
+    csv.field_size_limit(sys.maxsize)
+    with (shared("realhumaneval_chat") / "chat_data.csv").open(newline="") as file:
+        rows = [(ast.literal_eval(row["request"]), row["response"]) for row in csv.DictReader(file)]
+    picked = np.random.default_rng(seed).permutation(len(rows))[:count]
+    return [
+        ([{"role": m["role"], "content": m["content"]} for m in rows[i][0]], rows[i][1])
+        for i in sorted(picked)
     ]
 
 

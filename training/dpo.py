@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from training.encoding import Encoder
 from training.errors import NotEnoughPreferences
 from training.fit import RESULT, fit
-from training.pairs import Chosen, choose_pairs
+from training.pairs import Chosen, choose_pairs, mean_one
 from training.result import TrainResult, read_result
 from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
@@ -117,7 +117,7 @@ def pair_items(
     def fits(row: dict[str, Any]) -> bool:
         return all(encoder.encode(row["prompt"], row[side]) is not None for side in ("chosen", "rejected"))
 
-    chosen = choose_pairs(preferences, max_pairs=config.max_pairs, seed=seed, fits=fits)
+    chosen = choose_pairs(preferences, most=config.max_pairs, seed=seed, fits=fits)
     _enough(config, chosen)
     weights = _weights(config, chosen)
     items = [
@@ -143,16 +143,11 @@ def _enough(config: Config, chosen: Chosen) -> None:
 
 
 def _weights(config: Config, chosen: Chosen) -> list[float]:
-    """What each pair's loss is multiplied by: 1 on average.
-
-    Where only some of the pairs were drawn, their weights already decided which, and count no second time.
-    """
-    drawn = "over_max_pairs" in chosen.left_out
-    weights = [1.0 if drawn else float(w) for w in chosen.rows["weight"].to_pylist()]
-    if config.margins == "weight":
-        weights = [w * m for w, m in zip(weights, chosen.rows["margin"].to_pylist(), strict=True)]
-    mean = sum(weights) / max(len(weights), 1)
-    return [w / mean for w in weights]
+    """What each pair's loss is multiplied by: 1 on average."""
+    if config.margins != "weight":
+        return mean_one(chosen.weights)
+    margins = chosen.rows["margin"].to_pylist()
+    return mean_one([w * m for w, m in zip(chosen.weights, margins, strict=True)])
 
 
 @dataclass(frozen=True)

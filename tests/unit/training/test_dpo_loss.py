@@ -175,12 +175,12 @@ def test_weights_and_margins_of_rows_count(tiny_base: Path, moved_champion: Path
     by_margin = {0.5: 0.5, 1.0: 1.0}
     for margins in ("weight", "ignore", "offset"):
         items, _ = pair_items(Config(min_pairs=1, margins=margins), tiny_base, rows, 0)
-        chosen = choose_pairs(rows, max_pairs=9, seed=0).rows.to_pylist()
+        chosen = choose_pairs(rows, most=9, seed=0).rows.to_pylist()
         raw = [r["weight"] * (by_margin[r["margin"]] if margins == "weight" else 1) for r in chosen]
         assert [i.values["weight"] for i in items] == pytest.approx([w * 3 / sum(raw) for w in raw])
     # Drawn by weight, they do not count by weight again.
     few, left_out = pair_items(Config(min_pairs=1, max_pairs=2, margins="ignore"), tiny_base, rows, 0)
-    assert left_out == {"over_max_pairs": 1}
+    assert left_out == {"over_max_rows": 1}
     assert [item.values["weight"] for item in few] == [1.0, 1.0]
     asked = losses.dpo(torch.tensor([2.0]), torch.tensor([0.0]), beta=0.5, offset=torch.tensor([0.25]))
     assert float(asked) == pytest.approx(math.log(1 + math.exp(-0.75)))

@@ -23,7 +23,9 @@ def policy_of(base: Path, adapter: Path) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter), is_trainable=True)
+    return PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), str(adapter), is_trainable=True
+    )
 
 
 def adapter_of(policy: Any) -> dict[str, torch.Tensor]:
@@ -45,7 +47,9 @@ def engine(tiny_base: Path, policy: Any) -> TransformersEngine:
     return made
 
 
-def groups_of(engine: TransformersEngine, slots: int, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Group]:
+def groups_of(
+    engine: TransformersEngine, slots: int, prompts: Sequence[Sequence[int]] = PROMPTS
+) -> list[Group]:
     engine.slots = slots
     return list(engine.generate(prompts, 4, SAMPLING, seed=17))
 
@@ -59,7 +63,9 @@ def groups(engine: TransformersEngine) -> list[Group]:
     return groups_of(engine, slots=64)
 
 
-def forward_logprobs(policy: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> torch.Tensor:
+def forward_logprobs(
+    policy: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float
+) -> torch.Tensor:
     with torch.inference_mode():
         logits = policy(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
@@ -160,7 +166,9 @@ def test_groups_are_handed_over_while_others_are_sampled(engine: TransformersEng
     assert [g.prompt for g in running] == [0, 2]
 
 
-def test_update_takes_over_new_weights_exactly_and_without_drift(tiny_base: Path, moved_champion: Path) -> None:
+def test_update_takes_over_new_weights_exactly_and_without_drift(
+    tiny_base: Path, moved_champion: Path
+) -> None:
     policy = policy_of(tiny_base, moved_champion).eval()
     engine = TransformersEngine(tiny_base, dtype=torch.float32)
     engine.load(policy)
@@ -170,7 +178,9 @@ def test_update_takes_over_new_weights_exactly_and_without_drift(tiny_base: Path
         with torch.no_grad():
             for name, weight in policy.named_parameters():
                 if "lora_" in name:
-                    weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(round_)))
+                    weight.add_(
+                        0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(round_))
+                    )
         engine.update(adapter_of(policy), round_)
         with torch.inference_mode():
             torch.testing.assert_close(
@@ -206,7 +216,9 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.bincount(tokens, minlength=4).tolist() == [2000, 0, 800, 1200]  # an even grid: exact
     torch.testing.assert_close(logp.exp(), probabilities[tokens])
     # Temperature 1/2 squares: 25 : 4 : 9.
-    _, cold = decoding.drawn(logits[:1], torch.zeros(1, dtype=torch.float64), Sampling(1, (), temperature=0.5))
+    _, cold = decoding.drawn(
+        logits[:1], torch.zeros(1, dtype=torch.float64), Sampling(1, (), temperature=0.5)
+    )
     assert float(cold.exp()) == pytest.approx(25 / 38)
 
 
