@@ -35,6 +35,10 @@ from reward_models.temperature import Config as TemperatureConfig
 from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
+from training.kto import Config as KTOConfig
+from training.online import Config as OnlineConfig
+from training.update import methods as training_methods
+from training.words import Config as WordsConfig
 
 FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 DEFAULT_FILE = Path("palate.toml")
@@ -121,9 +125,16 @@ class Train(BaseModel):
     model_config = FROZEN
 
     method: str = "dpo"
-    """`dpo`, or `none` to stop after the reward model."""
+    """`dpo` learns from pairs, `kto` from thumbs alone, `online` from live accept, reject and silence, `words` from
+    corrections and next messages; `none` stops after the reward model."""
     dpo: DPOConfig = DPOConfig()
     """Settings of DPO."""
+    kto: KTOConfig = KTOConfig()
+    """Settings of KTO."""
+    online: OnlineConfig = OnlineConfig()
+    """Settings of learning from live replies."""
+    words: WordsConfig = WordsConfig()
+    """Settings of learning from words."""
 
 
 class Evaluation(BaseModel):
@@ -249,7 +260,7 @@ def _check_names(project: Project) -> None:
         )
     for what, name, known in (
         ("reward.method", project.reward.method, tuple(methods())),
-        ("train.method", project.train.method, ("dpo", "none")),
+        ("train.method", project.train.method, (*training_methods(), "none")),
     ):
         if name not in known:
             raise ConfigError(

@@ -33,7 +33,7 @@ def served(context: Context, dataset: Dataset, split: str) -> Exposure | None:
     from reward_models.labels import Exposure
     from reward_models.rating_propensity import Served, known_when_served
 
-    table = _events(context, dataset)
+    table = events_of(context, dataset)
     if table is None:
         return None
     rated = _rated(context, table)
@@ -57,7 +57,7 @@ def served(context: Context, dataset: Dataset, split: str) -> Exposure | None:
     )
 
 
-def _events(context: Context, dataset: Dataset) -> DeltaTable | None:
+def events_of(context: Context, dataset: Dataset) -> DeltaTable | None:
     """The events the dataset was built from; as they are now where that version was vacuumed."""
     from deltalake.exceptions import DeltaError
 

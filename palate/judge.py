@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rollout.reward_registry import Role
 
 ROWS_FILE = "replies.parquet"
-_LEARN_FROM_PEOPLE = ("dpo",)
-"""Training methods whose policy learns from people's pairs themselves: no reward model trains it."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,10 @@ def used_scorers(judged: Mapping[Role, JudgedReward], method: str) -> tuple[Used
         method: of training. One that is not known to learn from people's pairs alone rests on the training scorer.
     """
     from evaluation.gates.reward_models import Used
+    from palate.learn import needs_scorer
 
     found = []
-    if "training" in judged and method not in _LEARN_FROM_PEOPLE:
+    if "training" in judged and needs_scorer(method):
         found.append(Used("training scorer", "trained", judged["training"].verdicts))
     if "evaluation" in judged:
         found.append(Used("evaluation scorer", "judged", judged["evaluation"].verdicts))

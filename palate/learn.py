@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palate.context import Context, write_json
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reward_models.temperature import Temperature
     from rollout.reward_registry import Role
     from training.result import TrainResult
-    from training.update import OnStep
+    from training.update import Need, OnStep
 
 _FITTED_TWICE = ("preference_lm", "ensemble")
 """Reward models whose fit is dear: for a temperature one fold of people is held out once, not each in turn."""
@@ -33,8 +33,8 @@ _FITTED_TWICE = ("preference_lm", "ensemble")
 class RewardOutcome:
     """The scorers and what they predict of people they never saw."""
 
-    training: Scorer
-    """Fitted on the split `train`."""
+    training: Scorer | None
+    """Fitted on the split `train`; None if that has too few pairs and the update needs no scorer."""
     evaluation: Scorer | None
     """Fitted on the split `evaluation`, apart from everything training sees; None if that split is too small."""
     learned: Mapping[str, Estimate]
@@ -56,18 +56,28 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
     """Fit both scorers, or load them where this run already fitted them, and judge them on held-out people.
 
     Raises:
-        NotEnoughVotes: the train split has too few paired rows.
+        NotEnoughVotes: the train split has too few paired rows, and what is asked for needs a reward model.
     """
     from palate import reward_case
     from reward_models.scorer import NotEnoughVotes, refuse_shared_rows
 
-    training = _scorer(context, dataset, run_dir, "training", "train", "Reward model")
     notes: list[str] = []
-    evaluation = None
+    training = evaluation = None
+    try:
+        training = _scorer(context, dataset, run_dir, "training", "train", "Reward model")
+    except NotEnoughVotes as error:
+        if needs_scorer(context.project.train.method):
+            raise
+        notes.append(
+            f"No reward model: {error.got} paired rows in the split `train`, {error.allowed}. "
+            f"The method {context.project.train.method} needs none."
+        )
+        context.out.say(notes[-1])
     if context.project.train.method != "none":
         try:
             evaluation = _scorer(context, dataset, run_dir, "evaluation", "evaluation", "Evaluation scorer")
-            refuse_shared_rows(training, evaluation)
+            if training is not None:
+                refuse_shared_rows(training, evaluation)
         except NotEnoughVotes as error:
             notes.append(
                 f"No evaluation scorer: {error.got} paired rows in the split `evaluation`, {error.allowed}."
@@ -96,6 +106,14 @@ def fit_rewards(context: Context, dataset: Dataset, run_dir: Path) -> RewardOutc
     if calibration is None:
         notes.append("No held-out decided pair to check the reward models with.")
     return RewardOutcome(training, evaluation, learned, calibration, judged, tuple(notes))
+
+
+def needs_scorer(method: str) -> bool:
+    """Whether a training method learns from a reward model; `none` asks for nothing else."""
+    from training.update import method as named
+    from training.update import methods
+
+    return method == "none" or method not in methods() or "scorer" in named(method).NEEDS
 
 
 def labels_file(reward_model: Path) -> Path:
@@ -206,11 +224,31 @@ def _temperature(context: Context, dataset: Dataset, rows: pa.Table, title: str)
     return found
 
 
+class ChampionFiles(NamedTuple):
+    """The champion's adapter."""
+
+    dir: Path
+    digest: str
+    """As the registry knows it, and as interactions name who served them."""
+
+
+def _served(context: Context, dataset: Dataset, run_dir: Path, needs: frozenset[Need]) -> pa.Table:
+    """What was served in the split `train`, where a method learns from that; nobody who acts together is heard."""
+    from feedback.served import SERVED
+
+    if "served" not in needs:
+        return SERVED.empty_table()
+    from palate.served import served
+
+    silenced = labels_of(run_dir / "reward-training").get("brigade") or ()
+    return served(context, dataset, "train", silenced=list(silenced))
+
+
 def update(
     context: Context,
     dataset: Dataset,
     run_dir: Path,
-    champion: Path,
+    champion: ChampionFiles,
     rewards: RewardOutcome,
     on_step: OnStep | None,
 ) -> TrainResult:
@@ -220,13 +258,12 @@ def update(
         NotEnoughPreferences: too few usable rows.
         TrainingError: training diverged.
     """
-    from feedback.served import SERVED
     from training.update import Champion, Data, Run, method
 
     project = context.project
     how = method(project.train.method)
     rows: pa.Table = heard(run_dir / "reward-training", dataset.rows("train"))
-    data = Data(rows, SERVED.empty_table())
+    data = Data(rows, _served(context, dataset, run_dir, how.NEEDS))
     with context.out.stage(f"{project.train.method} update", "steps") as advance:
 
         def step(done: int, total: int, metrics: Mapping[str, float]) -> None:
@@ -236,7 +273,7 @@ def update(
 
         result = how.train(
             getattr(project.train, project.train.method),
-            Champion(context.base.path, context.base.id, champion),
+            Champion(context.base.path, context.base.id, champion.dir, champion.digest),
             data,
             rewards.training,
             Run(

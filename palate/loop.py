@@ -198,14 +198,16 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     registry = job.context.registry
     rewards = learn.fit_rewards(job.context, job.dataset, job.learn_dir)
     reward_case.register(job, rewards.judged)
-    tracking.log_directory(registry, job.run_id, job.learn_dir / "reward-training", "reward_model")
+    if rewards.training is not None:
+        tracking.log_directory(registry, job.run_id, job.learn_dir / "reward-training", "reward_model")
     if job.context.project.train.method == "none":
         return rewards, None
 
     def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
         tracking.log_step(registry, job.run_id, step, metrics)
 
-    return rewards, learn.update(job.context, job.dataset, job.learn_dir, job.champion_dir, rewards, log)
+    champion = learn.ChampionFiles(job.champion_dir, job.champion.adapter_sha256)
+    return rewards, learn.update(job.context, job.dataset, job.learn_dir, champion, rewards, log)
 
 
 def _judge_and_register(

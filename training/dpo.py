@@ -112,7 +112,7 @@ def pair_items(
     """
     from training.policy_trainer import Item
 
-    encoder = Encoder(base, config.max_tokens)
+    encoder = Encoder(base, config)
 
     def fits(row: dict[str, Any]) -> bool:
         return all(encoder.encode(row["prompt"], row[side]) is not None for side in ("chosen", "rejected"))

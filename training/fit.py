@@ -6,7 +6,7 @@ import errno
 import logging
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ def fit(
     micro_batch: int,
     metrics: dict[str, float],
     left_out: dict[str, int],
+    check: Callable[[Sequence[Item]], dict[str, float]] | None = None,
 ) -> TrainResult:
     """Train on items, save the adapter, write the result.
 
@@ -59,13 +60,16 @@ def fit(
         micro_batch: items per forward and backward pass.
         metrics: what the method says of its data; joined by the last step's figures.
         left_out: rows not used, by reason.
+        check: sees the items with their references before any training; what it returns joins the metrics.
 
     Raises:
         TrainingError: the loss or a weight is not finite, or the disk is full.
     """
     run.output.mkdir(parents=True, exist_ok=True)
     trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
-    trainer.train_dataset = with_reference(trainer, items, champion, run, micro_batch)
+    referenced = with_reference(trainer, items, champion, run, micro_batch)
+    trainer.train_dataset = referenced
+    metrics = {**metrics, **(check(referenced) if check else {})}
     try:
         outcome = trainer.train(resume_from_checkpoint=last_complete_checkpoint(run.output))
         curve = curve_of(trainer.state.log_history)
@@ -151,7 +155,7 @@ def with_reference(
 
     dtype = "bf16" if fast_bf16() else "fp32"
     file = cache_file(_cache(run), champion.base_id, champion.adapter, dtype)
-    sequences = [s for item in items for s in item.sequences]
+    sequences = [s for item in items for s in item.sequences[: item.referenced]]
     found = iter(
         reference_logprobs(
             trainer.model,
@@ -162,7 +166,9 @@ def with_reference(
         )
     )
     return [
-        replace(item, reference=tuple(torch.from_numpy(next(found)) for _ in item.sequences))
+        replace(
+            item, reference=tuple(torch.from_numpy(next(found)) for _ in item.sequences[: item.referenced])
+        )
         for item in items
     ]
 

@@ -110,7 +110,7 @@ def reply_items(
     """
     from training.policy_trainer import Item
 
-    encoder = Encoder(base, config.max_tokens)
+    encoder = Encoder(base, config)
     chosen = choose_unpaired(
         preferences,
         most=config.max_rows,

@@ -30,7 +30,7 @@ def completion_logits(model: Any, batch: Padded) -> Tensor:
 
 
 def token_logprobs(model: Any, sequences: Sequence[Tokens]) -> list[Tensor]:
-    """For each of B sequences (T_b,) nats: log-probability of each of its completion's tokens given all before it."""
+    """For each of B sequences (T_b,) nats: log-probability of each token that a loss reads, given all before it."""
     batch = padded(sequences, next(model.parameters()).device)
     return list(selected(completion_logits(model, batch), batch.targets).split(batch.lengths))
 

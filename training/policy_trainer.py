@@ -39,6 +39,8 @@ class Item:
     """(T,) log-probability of each completion's tokens under the champion, filled in before training."""
     part: str = ""
     """Which loss it is for, where several are mixed."""
+    referenced: int | None = None
+    """How many of its sequences, from the first, need the champion's log-probabilities; None is all."""
 
     @property
     def tokens(self) -> int:

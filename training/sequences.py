@@ -29,7 +29,8 @@ class Tokens:
     @property
     def key(self) -> str:
         """sha256 of both lists of ids: names what a log-probability was computed of."""
-        content = array("q", [len(self.prompt), *self.prompt, *self.completion]).tobytes()
+        read = self.trained or ()
+        content = array("q", [len(self.prompt), len(read), *self.prompt, *self.completion, *read]).tobytes()
         return hashlib.sha256(content).hexdigest()
 
 
@@ -42,13 +43,13 @@ class Padded:
     mask: Tensor
     """(B, T) 1 where a token is real."""
     rows: Tensor
-    """(N,) row of each of the completions' N tokens, in the order of the sequences."""
+    """(N,) row of each of the N tokens that a loss reads, in the order of the sequences."""
     places: Tensor
     """(N,) position whose hidden state predicts that token."""
     targets: Tensor
     """(N,) the tokens themselves."""
     lengths: list[int]
-    """Completion tokens of each sequence; they sum to N."""
+    """How many of them each sequence has; they sum to N."""
 
 
 def padded(sequences: Sequence[Tokens], device: Any = None) -> Padded:
@@ -66,12 +67,15 @@ def padded(sequences: Sequence[Tokens], device: Any = None) -> Padded:
     rows: list[int] = []
     places: list[int] = []
     targets: list[int] = []
+    lengths: list[int] = []
     for row, s in enumerate(sequences):
         ids[row, : len(s)] = torch.tensor(s.prompt + s.completion)
         mask[row, : len(s)] = 1
-        rows += [row] * len(s.completion)
-        places += range(len(s.prompt) - 1, len(s) - 1)
-        targets += s.completion
+        read = [k for k in range(len(s.completion)) if s.trained is None or s.trained[k]]
+        rows += [row] * len(read)
+        places += [len(s.prompt) - 1 + k for k in read]
+        targets += [s.completion[k] for k in read]
+        lengths.append(len(read))
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
@@ -82,7 +86,7 @@ def padded(sequences: Sequence[Tokens], device: Any = None) -> Padded:
         tensor(rows),
         tensor(places),
         tensor(targets),
-        [len(s.completion) for s in sequences],
+        lengths,
     )
 
 

@@ -21,6 +21,10 @@ class UpdateSettings(BaseModel):
     """Passes over the rows."""
     max_tokens: int = Field(default=512, ge=16)
     """Longest prompt and reply together, in tokens."""
+    overlong: Literal["cut", "leave_out"] = "cut"
+    """`cut` leaves out the oldest turns of a prompt that is too long; the system message and the last question stay."""
+    reasoning: Literal["keep", "mask", "drop"] = "keep"
+    """Of a reply's reasoning: train on it, keep it as context that no loss reads, or leave it out."""
     warmup_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of the steps in which the learning rate rises from 0; 0 starts at the peak."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

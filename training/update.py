@@ -42,6 +42,8 @@ class Champion:
     """The base model's id, written into the new adapter instead of a path."""
     adapter: Path
     """PEFT directory of the champion's adapter."""
+    digest: str = ""
+    """What interactions that it served carry as `adapter_digest`."""
 
 
 @dataclass(frozen=True)
