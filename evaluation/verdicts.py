@@ -65,6 +65,7 @@ def within_limit(
     threshold: float,
     formula: str,
     texts: dict[str, str],
+    surely: bool = False,
 ) -> Verdict:
     """Verdict of a limit: inside with the whole interval, outside with the value, or cannot tell.
 
@@ -76,9 +77,11 @@ def within_limit(
         threshold: the limit as configured, for the record.
         formula: the rule in words and symbols.
         texts: why, for each of the three verdicts.
+        surely: fail only what is outside with the whole interval.
     """
     outcome: Outcome
-    if not low <= estimate.value <= high:
+    least, most = (estimate.low, estimate.high) if surely else (estimate.value, estimate.value)
+    if most < low or least > high:
         outcome = "fail"
     elif low <= estimate.low and estimate.high <= high:
         outcome = "pass"

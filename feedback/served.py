@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from feedback.events import prompt_key
 from feedback.groups import Reply, Signal, settle, signal_of
-from feedback.hygiene.pii import PiiConfig, scrub
+from feedback.hygiene.messages import Cleaner
+from feedback.hygiene.pii import PiiConfig
 from feedback.next_message import Said
 from feedback.splits import Split, SplitConfig, row_split
 from feedback.tables import times_of
@@ -123,7 +124,7 @@ def served_table(
     columns = interactions.select(["interaction_id", "event_time", "body"]).sort_by("interaction_id")
     for first in range(0, columns.num_rows, _CHUNK):  # bodies are large once they are Python objects
         chunk = columns.slice(first, _CHUNK)
-        rows, clean = [], _Cleaner(rules.pii)
+        rows, clean = [], Cleaner(rules.pii)
         for time, body in zip(times_of(chunk["event_time"]), chunk["body"].to_pylist(), strict=True):
             reply = orjson.loads(body)
             key = prompt_key(reply["prompt"])
@@ -222,17 +223,16 @@ def _verdict(signals: Sequence[Signal]) -> tuple[int | None, list[Signal]]:
     return (None, []) if total == 0 else ((total > 0) - (total < 0), list(newest.values()))
 
 
-def _as_logged(reply: Mapping[str, Any], clean: _Cleaner) -> dict[str, Any]:
+def _as_logged(reply: Mapping[str, Any], clean: Cleaner) -> dict[str, Any]:
     """The columns that the interaction alone decides."""
     about, sampling, model = (reply.get(name) or {} for name in ("metadata", "sampling", "model"))
     prompt, in_prompt = clean.messages(reply["prompt"])
     (completion,), in_completion = clean.messages([reply["completion"]])
-    tools = about.get(TOOLS)
     return {
         **{name: reply.get(name) for name in _COPIED},
         "prompt": orjson.dumps(prompt).decode(),
         "completion": orjson.dumps(completion).decode(),
-        "tools": orjson.dumps(tools).decode() if isinstance(tools, list) and tools else None,
+        "tools": tool_schemas(about.get(TOOLS)),
         # Token ids spell out what was replaced in the text, and the log-probability is of what stood there.
         "logprob": None if in_prompt or in_completion else reply.get("logprob"),
         "prompt_ids": None if in_prompt else token_ids(about.get(PROMPT_TOKEN_IDS)),
@@ -256,43 +256,12 @@ def token_ids(value: Any) -> list[int] | None:
     return value if whole else None
 
 
-class _Cleaner:
-    """Replaces personal data, each text once: every turn of a conversation repeats the ones before."""
-
-    def __init__(self, pii: PiiConfig) -> None:
-        self.pii = pii
-        self._known: dict[str, tuple[str, list[str]]] = {}
-
-    def messages(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Messages without personal data, and which kinds of it were replaced."""
-        found: list[str] = []
-        text = self.texts(found)
-        return [
-            {key: value if key == "role" else _walked(value, text) for key, value in message.items()}
-            for message in messages
-        ], found
-
-    def texts(self, found: list[str] | None = None) -> Callable[[str], str]:
-        """A function that cleans one text and notes in `found` what it replaced."""
-
-        def clean(text: str) -> str:
-            if text not in self._known:
-                cleaned, kinds = scrub(text, self.pii)
-                self._known[text] = cleaned, list(kinds.elements())
-            cleaned, replaced = self._known[text]
-            if found is not None:
-                found.extend(replaced)
-            return cleaned
-
-        return clean
-
-
-def _walked(value: Any, text: Callable[[str], str]) -> Any:
-    """The value with every text in it changed, but for ids, by which calls and results find each other."""
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, list):
-        return [_walked(item, text) for item in value]
-    if isinstance(value, dict):
-        return {key: item if key == "id" else _walked(item, text) for key, item in value.items()}
-    return value
+def tool_schemas(value: Any) -> str | None:
+    """The JSON of a list of objects that was logged as such or, to keep the order of their keys, as text."""
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    try:
+        schemas = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    sound = isinstance(schemas, list) and schemas and all(isinstance(each, dict) for each in schemas)
+    return text if sound else None

@@ -36,6 +36,7 @@ from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
 from training.kto import Config as KTOConfig
+from training.mix import Config as MixConfig
 from training.online import Config as OnlineConfig
 from training.update import methods as training_methods
 from training.words import Config as WordsConfig
@@ -126,7 +127,7 @@ class Train(BaseModel):
 
     method: str = "dpo"
     """`dpo` learns from pairs, `kto` from thumbs alone, `online` from live accept, reject and silence, `words` from
-    corrections and next messages; `none` stops after the reward model."""
+    corrections and next messages, `mix` from several of them at once; `none` stops after the reward model."""
     dpo: DPOConfig = DPOConfig()
     """Settings of DPO."""
     kto: KTOConfig = KTOConfig()
@@ -135,6 +136,8 @@ class Train(BaseModel):
     """Settings of learning from live replies."""
     words: WordsConfig = WordsConfig()
     """Settings of learning from words."""
+    mix: MixConfig = MixConfig()
+    """Settings of several methods in one update."""
 
 
 class Evaluation(BaseModel):

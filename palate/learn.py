@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from palate.context import Context, write_json
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
 
     from evaluation.calibration import Calibration
@@ -230,6 +232,8 @@ class ChampionFiles(NamedTuple):
     dir: Path
     digest: str
     """As the registry knows it, and as interactions name who served them."""
+    dataset: str | None = None
+    """Version of the dataset that it was trained on; None of the first."""
 
 
 def _served(context: Context, dataset: Dataset, run_dir: Path, needs: frozenset[Need]) -> pa.Table:
@@ -242,6 +246,23 @@ def _served(context: Context, dataset: Dataset, run_dir: Path, needs: frozenset[
 
     silenced = labels_of(run_dir / "reward-training").get("brigade") or ()
     return served(context, dataset, "train", silenced=list(silenced))
+
+
+def _learned_until(context: Context, version: str | None) -> datetime | None:
+    """Time of the newest signal that a model trained on that dataset has seen; None where the dataset is gone."""
+    import pyarrow.compute as pc
+
+    from pipelines.dataset import load as load_dataset
+    from pipelines.errors import DatasetError
+
+    if not version:
+        return None
+    try:
+        rows = load_dataset(context.project.dir, version).rows("train")
+    except DatasetError:
+        return None
+    newest: datetime | None = pc.max(rows["event_time"]).as_py()
+    return newest
 
 
 def update(
@@ -263,7 +284,9 @@ def update(
     project = context.project
     how = method(project.train.method)
     rows: pa.Table = heard(run_dir / "reward-training", dataset.rows("train"))
-    data = Data(rows, _served(context, dataset, run_dir, how.NEEDS))
+    data = Data(
+        rows, _served(context, dataset, run_dir, how.NEEDS), _learned_until(context, champion.dataset)
+    )
     with context.out.stage(f"{project.train.method} update", "steps") as advance:
 
         def step(done: int, total: int, metrics: Mapping[str, float]) -> None:

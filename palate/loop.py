@@ -206,7 +206,9 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
         tracking.log_step(registry, job.run_id, step, metrics)
 
-    champion = learn.ChampionFiles(job.champion_dir, job.champion.adapter_sha256)
+    champion = learn.ChampionFiles(
+        job.champion_dir, job.champion.adapter_sha256, job.champion.dataset_version
+    )
     return rewards, learn.update(job.context, job.dataset, job.learn_dir, champion, rewards, log)
 
 

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from torch import Tensor
 
     from reward_models.scorer import Scorer
-    from training.policy_trainer import Item, Sums
+    from training.policy_trainer import Item, Terms
 
 NEEDS: frozenset[Need] = frozenset({"preferences"})
 
@@ -123,7 +122,7 @@ def pair_items(
     items = [
         Item(
             tuple(encoder.known(row["prompt"], row[side]) for side in ("chosen", "rejected")),
-            {"weight": weight, "margin": row["margin"]},
+            {"weight": weight, "margin": row["margin"], "time": row["event_time"].timestamp()},
         )
         for row, weight in zip(chosen.rows.to_pylist(), weights, strict=True)
     ]
@@ -159,13 +158,13 @@ class Objective:
     def prepare(self, model: Any, items: Sequence[Item]) -> None:
         """Nothing of the whole step is needed."""
 
-    def loss(self, model: Any, items: Sequence[Item], step: Any, count: int) -> tuple[Tensor, Sums]:  # noqa: ARG002
-        """Sum of the pairs' losses over `count`."""
+    def terms(self, model: Any, items: Sequence[Item], step: Any) -> Terms:  # noqa: ARG002
+        """Loss of each pair."""
         import torch
 
         from training import losses
         from training.logprobs import token_logprobs
-        from training.policy_trainer import mean_of
+        from training.policy_trainer import Terms, mean_of
 
         config = self.config
         logps = token_logprobs(model, [s for item in items for s in item.sequences])
@@ -195,4 +194,4 @@ class Objective:
             "reward_chosen": mean_of(rewards[0::2]),
             "reward_rejected": mean_of(rewards[1::2]),
         }
-        return (per_pair * weight).sum() / count, sums
+        return Terms(per_pair * weight, list(zip(logps[0::2], logps[1::2], strict=True)), sums)

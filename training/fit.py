@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 from reward_models.hardware import fast_bf16
 from training.adapter import save_adapter
 from training.errors import TrainingError
+from training.leash import Leash
+from training.reference import cache_file, reference_logprobs
 from training.result import TrainResult, last_complete_checkpoint, write_result
 from training.settings import UpdateSettings
 from training.update import Champion, Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from training.policy_trainer import Item, Objective, PolicyTrainer
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ def fit(
     metrics: dict[str, float],
     left_out: dict[str, int],
     check: Callable[[Sequence[Item]], dict[str, float]] | None = None,
+    steps: Sequence[Sequence[int]] | None = None,
 ) -> TrainResult:
     """Train on items, save the adapter, write the result.
 
@@ -61,6 +66,8 @@ def fit(
         metrics: what the method says of its data; joined by the last step's figures.
         left_out: rows not used, by reason.
         check: sees the items with their references before any training; what it returns joins the metrics.
+        steps: places of the items of each optimizer step, where a method puts its steps together itself; `per_step` is
+            then how many of these make one.
 
     Raises:
         TrainingError: the loss or a weight is not finite, or the disk is full.
@@ -68,7 +75,7 @@ def fit(
     run.output.mkdir(parents=True, exist_ok=True)
     trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
     referenced = with_reference(trainer, items, champion, run, micro_batch)
-    trainer.train_dataset = referenced
+    trainer.train_dataset = referenced if steps is None else [[referenced[i] for i in step] for step in steps]
     metrics = {**metrics, **(check(referenced) if check else {})}
     try:
         outcome = trainer.train(resume_from_checkpoint=last_complete_checkpoint(run.output))
@@ -142,19 +149,44 @@ def _trainer(
         )
     arguments.per_device_train_batch_size = per_step // world
     model = load_champion(champion)
-    return make_trainer(model, items, objective, arguments, micro_batch=micro_batch, on_step=run.on_step)
+    return make_trainer(
+        model,
+        items,
+        objective,
+        arguments,
+        micro_batch=micro_batch,
+        leashes=leashes(settings),
+        on_step=run.on_step,
+    )
+
+
+def leashes(settings: UpdateSettings) -> list[Leash]:
+    """The distances that are measured, and bounded where the settings say so."""
+    to_base = [] if settings.base_kl_budget is None else [Leash("kl_base", 0.0, settings.base_kl_budget)]
+    return [Leash("kl", settings.kl_weight, settings.kl_budget), *to_base]
 
 
 def with_reference(
     trainer: PolicyTrainer, items: Sequence[Item], champion: Champion, run: Run, micro_batch: int
 ) -> list[Item]:
     """Items with the log-probabilities of their completions under the champion, which the trainer still is."""
-    import torch
-
-    from training.reference import cache_file, reference_logprobs
-
     dtype = "bf16" if fast_bf16() else "fp32"
     file = cache_file(_cache(run), champion.base_id, champion.adapter, dtype)
+    found = _logprobs(trainer, items, file, micro_batch)
+    items = [replace(item, reference=logps) for item, logps in zip(items, found, strict=True)]
+    if not any(leash.name == "kl_base" for leash in trainer.leashes):
+        return items
+    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
+        found = _logprobs(trainer, items, cache_file(_cache(run), champion.base_id, None, dtype), micro_batch)
+    return [replace(item, base=logps) for item, logps in zip(items, found, strict=True)]
+
+
+def _logprobs(
+    trainer: PolicyTrainer, items: Sequence[Item], file: Path, micro_batch: int
+) -> list[tuple[Tensor, ...]]:
+    """For each item, for each of its sequences that needs it, (T,) nats under the policy the model now is."""
+    import torch
+
     sequences = [s for item in items for s in item.sequences[: item.referenced]]
     found = iter(
         reference_logprobs(
@@ -165,12 +197,7 @@ def with_reference(
             autocast=trainer.compute_loss_context_manager,
         )
     )
-    return [
-        replace(
-            item, reference=tuple(torch.from_numpy(next(found)) for _ in item.sequences[: item.referenced])
-        )
-        for item in items
-    ]
+    return [tuple(torch.from_numpy(next(found)) for _ in item.sequences[: item.referenced]) for item in items]
 
 
 def _cache(run: Run) -> Path:

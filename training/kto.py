@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from reward_models.scorer import Scorer
-    from training.policy_trainer import Item, Sums
+    from training.policy_trainer import Item, Terms
     from training.sequences import Tokens
 
 NEEDS: frozenset[Need] = frozenset({"preferences"})
@@ -118,13 +118,16 @@ def reply_items(
         fits=lambda row: encoder.encode(row["prompt"], row["chosen"]) is not None,
     )
     _enough(config, chosen)
-    rows = chosen.rows.select(["preference_id", "prompt", "chosen", "label"]).to_pylist()
+    rows = chosen.rows.select(["preference_id", "prompt", "chosen", "label", "event_time"]).to_pylist()
     replies = [encoder.known(row["prompt"], row["chosen"]) for row in rows]
     others = mismatched(replies, [row["preference_id"] for row in rows], config.max_tokens, seed)
     sides = _sides(config, [row["label"] for row in rows])
     weights = mean_one([w * sides[row["label"]] for w, row in zip(chosen.weights, rows, strict=True)])
     items = [
-        Item((reply,) if other is None else (reply, other), {"weight": weight, "liked": float(row["label"])})
+        Item(
+            (reply,) if other is None else (reply, other),
+            {"weight": weight, "liked": float(row["label"]), "time": row["event_time"].timestamp()},
+        )
         for reply, other, weight, row in zip(replies, others, weights, rows, strict=True)
     ]
     return items, chosen.left_out
@@ -196,16 +199,17 @@ class Objective:
             kl = kl / torch.distributed.get_world_size()
         return kl
 
-    def loss(self, model: Any, items: Sequence[Item], step: Tensor, count: int) -> tuple[Tensor, Sums]:
-        """Sum of the replies' losses over `count`."""
+    def terms(self, model: Any, items: Sequence[Item], step: Tensor) -> Terms:
+        """Loss of each reply."""
         import torch
 
         from training import losses
         from training.logprobs import token_logprobs
-        from training.policy_trainer import mean_of
+        from training.policy_trainer import Terms, mean_of
 
         beta = self.config.beta
-        policy = torch.stack([t.sum() for t in token_logprobs(model, [i.sequences[0] for i in items])])
+        logps = token_logprobs(model, [item.sequences[0] for item in items])
+        policy = torch.stack([t.sum() for t in logps])
         ratio = policy - torch.stack([item.reference[0].sum() for item in items]).to(policy)
         liked = torch.tensor([item.values["liked"] > 0 for item in items], device=policy.device)
         weight = torch.tensor([item.values["weight"] for item in items], device=policy.device)
@@ -214,6 +218,6 @@ class Objective:
         sums = {
             "reward_liked": mean_of(rewards[liked]),
             "reward_disliked": mean_of(rewards[~liked]),
-            "kl": (float(step), 1.0),
+            "kl_of_others": (float(step), 1.0),
         }
-        return (per_row * weight).sum() / count, sums
+        return Terms(per_row * weight, [(logp,) for logp in logps], sums)

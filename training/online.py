@@ -35,10 +35,8 @@ from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from reward_models.scorer import Scorer
-    from training.policy_trainer import Item, Sums
+    from training.policy_trainer import Item, Terms
 
 NEEDS: frozenset[Need] = frozenset({"served"})
 
@@ -59,7 +57,7 @@ class Config(UpdateSettings):
     clip_high: float = Field(default=0.2, gt=0)
     """How far above."""
     kl_weight: float = Field(default=0.05, ge=0)
-    """Weight of the distance to the champion, per token."""
+    """Penalty on the distance to the champion, per nat and token."""
     max_weight: float = Field(default=2.0, ge=1)
     """Importance weights are cut here: less variance for some bias."""
     min_effective_share: float = Field(default=0.25, ge=0, le=1)
@@ -140,6 +138,7 @@ def reply_items(
             {
                 "advantage": float(gain),
                 "reward": float(reward),
+                "time": one.row["event_time"].timestamp(),
                 "logged": math.nan if one.row["logprob"] is None else float(one.row["logprob"]),
                 # Of silent replies perhaps only a sample was read.
                 "weight": 1 / float(one.row["kept_share"] or 1.0),
@@ -235,31 +234,29 @@ class Objective:
     def prepare(self, model: Any, items: Sequence[Item]) -> None:
         """Nothing of the whole step is needed."""
 
-    def loss(self, model: Any, items: Sequence[Item], step: Any, count: int) -> tuple[Tensor, Sums]:  # noqa: ARG002
-        """Sum of the replies' losses over `count`; each reply is a mean over its tokens."""
+    def terms(self, model: Any, items: Sequence[Item], step: Any) -> Terms:  # noqa: ARG002
+        """Loss of each reply: a mean over its tokens."""
         import torch
 
         from training import losses
         from training.logprobs import token_logprobs
-        from training.policy_trainer import mean_of
+        from training.policy_trainer import Terms, mean_of
 
         config = self.config
         logps = token_logprobs(model, [item.sequences[0] for item in items])
         weights = importance(items, config.max_weight) * np.array([item.values["weight"] for item in items])
-        total = logps[0].new_zeros(())
-        sums: Sums = {}
-        moved, distance = [], []
+        per_reply, outside = [], []
         for logp, item, weight in zip(logps, items, weights, strict=True):
             champion = item.reference[0].to(logp)
             gain = torch.full_like(logp, item.values["advantage"])
             surrogate = losses.policy_gradient(
                 logp, champion, gain, clip_low=config.clip_low, clip_high=config.clip_high
             )
-            kl = losses.kl_to_reference(logp, champion)
-            total = total + float(weight) * surrogate.mean() + config.kl_weight * kl.mean()
+            per_reply.append(float(weight) * surrogate.mean())
             ratio = torch.exp(logp.detach() - champion)
-            moved.append(((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).float().mean())
-            distance.append(kl.detach().mean())
-        sums["kl"], sums["clip_share"] = mean_of(torch.stack(distance)), mean_of(torch.stack(moved))
-        sums["reward"] = (sum(item.values["reward"] for item in items), float(len(items)))
-        return total / count, sums
+            outside.append(((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).float().mean())
+        sums = {
+            "clip_share": mean_of(torch.stack(outside)),
+            "reward": (sum(item.values["reward"] for item in items), float(len(items))),
+        }
+        return Terms(torch.stack(per_reply), [(logp,) for logp in logps], sums)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from training.leash import Leash
 from training.sequences import Tokens, batches_by_length
 from training.update import OnStep
 
@@ -37,8 +38,12 @@ class Item:
     """Weight, label, reward and what else the loss reads."""
     reference: tuple[Tensor, ...] = ()
     """(T,) log-probability of each completion's tokens under the champion, filled in before training."""
+    base: tuple[Tensor, ...] = ()
+    """(T,) likewise under the base model, where its distance is bounded."""
     part: str = ""
     """Which loss it is for, where several are mixed."""
+    inner: str = ""
+    """`part` within that loss."""
     referenced: int | None = None
     """How many of its sequences, from the first, need the champion's log-probabilities; None is all."""
 
@@ -48,6 +53,17 @@ class Item:
         return sum(len(s) for s in self.sequences)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a loss says of B items."""
+
+    losses: Tensor
+    """(B,) loss of each item."""
+    logps: Sequence[Sequence[Tensor]]
+    """For each item, for its first sequences, (T,) log-probabilities under the policy: what distances are taken of."""
+    sums: Sums
+
+
 class Objective(Protocol):
     """A loss over items."""
 
@@ -55,19 +71,22 @@ class Objective(Protocol):
         """What the loss must know of the whole step; called without gradients."""
         ...
 
-    def loss(self, model: Any, items: Sequence[Item], step: Any, count: int) -> tuple[Tensor, Sums]:
-        """The part of the step's loss that these items make: their sum, divided by the step's `count` of items."""
+    def terms(self, model: Any, items: Sequence[Item], step: Any) -> Terms:
+        """Losses of some of the step's items, one each."""
         ...
 
 
 class PolicyTrainer(Trainer):
     """Trainer whose batch is an optimizer step of items, cut into micro-batches of like length."""
 
-    def __init__(self, *, objective: Objective, micro_batch: int, **given: Any) -> None:
+    def __init__(
+        self, *, objective: Objective, micro_batch: int, leashes: Sequence[Leash], **given: Any
+    ) -> None:
         """See the module; `given` is the Trainer's own."""
         super().__init__(data_collator=_as_they_are, **given)
         self.objective: Objective = objective
         self.micro_batch = micro_batch
+        self.leashes = leashes
         self.tokens_seen = 0
         self._sums: Sums = {}
 
@@ -80,17 +99,35 @@ class PolicyTrainer(Trainer):
         """Forward and backward of one optimizer step; returns its loss."""
         model.train()
         items: list[Item] = [_on(item, self.args.device) for item in inputs["items"]]
+        weights = {leash.name: leash.weight(self.state.log_history) for leash in self.leashes}
         with torch.no_grad(), self.compute_loss_context_manager():
             step = self.objective.prepare(model, items)
         total = torch.zeros((), device=self.args.device)
         for part in batches_by_length([item.tokens for item in items], self.micro_batch):
             with self.compute_loss_context_manager():
-                loss, sums = self.objective.loss(model, [items[i] for i in part], step, len(items))
+                loss, sums = self._part([items[i] for i in part], model, step, weights)
+                loss = loss / len(items)
             self.accelerator.backward(loss)
             total += loss.detach()
             self._sums = added(self._sums, sums)
+        self._sums |= {f"{name}_weight": (weight, 1.0) for name, weight in weights.items()}
         self.tokens_seen += sum(item.tokens for item in items)
         return total
+
+    def _part(
+        self, items: Sequence[Item], model: Any, step: Any, weights: Mapping[Any, float]
+    ) -> tuple[Tensor, Sums]:
+        """Sum of the losses of some items, and of what their distances cost."""
+        terms = self.objective.terms(model, items, step)
+        loss, sums = terms.losses.sum(), dict(terms.sums)
+        for leash in self.leashes:
+            far = torch.stack(
+                [leash.distance(item, logps) for item, logps in zip(items, terms.logps, strict=True)]
+            )
+            sums[leash.name] = mean_of(far)
+            if weights[leash.name] > 0:
+                loss = loss + weights[leash.name] * far.sum()
+        return loss, sums
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's own metrics to what the Trainer logs."""
@@ -114,14 +151,19 @@ def mean_of(values: Tensor) -> tuple[float, float]:
     return float(values.detach().float().sum()), float(values.numel())
 
 
-def _as_they_are(items: list[Item]) -> dict[str, list[Item]]:
-    return {"items": items}
+def _as_they_are(batch: list[Item] | list[list[Item]]) -> dict[str, list[Item]]:
+    """A batch of items, or of steps that were put together before."""
+    return {"items": [item for one in batch for item in (one if isinstance(one, list) else [one])]}
 
 
 def _on(item: Item, device: torch.device) -> Item:
     if device.type == "cpu":
         return item
-    return replace(item, reference=tuple(t.to(device) for t in item.reference))
+    return replace(
+        item,
+        reference=tuple(t.to(device) for t in item.reference),
+        base=tuple(t.to(device) for t in item.base),
+    )
 
 
 class Watch(TrainerCallback):
@@ -153,13 +195,15 @@ def make_trainer(
     arguments: TrainingArguments,
     *,
     micro_batch: int,
+    leashes: Sequence[Leash],
     on_step: OnStep | None,
 ) -> PolicyTrainer:
-    """A trainer over items; `items` may be replaced (references filled in) until `train` is called."""
+    """A trainer over items; `train_dataset` may be replaced (references filled in) until `train` is called."""
     watch = Watch(on_step)
     trainer = PolicyTrainer(
         objective=objective,
         micro_batch=micro_batch,
+        leashes=leashes,
         model=model,
         args=arguments,
         train_dataset=items,

@@ -17,10 +17,10 @@ from training.sequences import Tokens, batches_by_length
 Progress = Callable[[int, int], None]
 
 
-def cache_file(directory: Path, base_id: str, adapter: Path, dtype: str) -> Path:
+def cache_file(directory: Path, base_id: str, adapter: Path | None, dtype: str) -> Path:
     """Where the log-probabilities of one policy lie: named by its base, its adapter's bytes and the precision."""
     content = hashlib.sha256(f"{base_id}\n{dtype}\n".encode())
-    for file in sorted(adapter.glob("adapter_*")):
+    for file in sorted(adapter.glob("adapter_*")) if adapter else ():
         content.update(file.name.encode() + b"\n" + hashlib.sha256(file.read_bytes()).digest())
     return directory / f"logprobs-{content.hexdigest()[:32]}.arrow"
 

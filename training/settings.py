@@ -31,5 +31,11 @@ class UpdateSettings(BaseModel):
     """How the learning rate falls after the warm-up."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A gradient longer than this is shortened to it."""
+    kl_weight: float = Field(default=0.0, ge=0)
+    """Penalty on the distance to the champion, per nat and token; 0 asks for none beyond the method's own."""
+    kl_budget: float | None = Field(default=None, gt=0)
+    """Nats per token that the penalty's weight is adapted to keep; none keeps the weight as it is."""
+    base_kl_budget: float | None = Field(default=None, gt=0)
+    """The same for the distance to the base model; none does not look at it."""
     save_every_steps: int = Field(default=10, ge=1)
     """A checkpoint every so many steps; a killed run goes on from the last complete one."""

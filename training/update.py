@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -54,6 +55,8 @@ class Data:
     """PREFERENCES rows; methods read the split `train` and nothing else."""
     served: pa.Table
     """SERVED rows (`feedback.served`): what was served in the split `train` and what its user then did."""
+    learned_until: datetime | None = None
+    """Time of the newest signal that the champion has learned from; None where it has learned from none."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Two kinds of rows:
   hindsight self-distillation (arXiv 2603.12273).
 - **Edits.** A reply that its user corrected is a target: loss = -log p(edit|x) / |edit|, times `edit_weight`.
 
-Both are held to the champion by `kl_weight` times the estimate k3 of the KL at the trained tokens.
+Both are held to the champion by `kl_weight`, see `training.leash`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from reward_models.scorer import Scorer
-    from training.policy_trainer import Item, Sums
+    from training.policy_trainer import Item, Terms
     from training.sequences import Tokens
 
 NEEDS: frozenset[Need] = frozenset({"served"})
@@ -48,7 +48,7 @@ class Config(UpdateSettings):
     edit_weight: float = Field(default=1.0, ge=0)
     """Weight of edits; 0 leaves them out."""
     kl_weight: float = Field(default=0.05, ge=0)
-    """Weight of the distance to the champion, per token."""
+    """Penalty on the distance to the champion, per nat and token."""
     batch_rows: int = Field(default=16, ge=1)
     """Replies per optimizer step."""
     micro_batch_rows: int = Field(default=4, ge=1)
@@ -140,7 +140,8 @@ def _edit(config: Config, encoder: Encoder, one: ServedRow) -> Item | None:
     from training.policy_trainer import Item
 
     target = encoder.encode(orjson.loads(one.row["prompt"]), one.row["edit"])
-    return None if target is None else Item((target,), {"weight": config.edit_weight}, part=EDIT)
+    values = {"weight": config.edit_weight, "time": one.row["event_time"].timestamp()}
+    return None if target is None else Item((target,), values, part=EDIT)
 
 
 def _hindsight(config: Config, encoder: Encoder, one: ServedRow) -> Item | None:
@@ -156,7 +157,8 @@ def _hindsight(config: Config, encoder: Encoder, one: ServedRow) -> Item | None:
     if seen is None or len(seen.prompt) + len(one.tokens.completion) > config.max_tokens:
         return None
     teacher: Tokens = replace(one.tokens, prompt=seen.prompt)
-    return Item((one.tokens, teacher), {"weight": config.hindsight_weight}, part=HINDSIGHT, referenced=1)
+    values = {"weight": config.hindsight_weight, "time": one.row["event_time"].timestamp()}
+    return Item((one.tokens, teacher), values, part=HINDSIGHT, referenced=1)
 
 
 def with_hint(prompt: Sequence[dict[str, Any]], hint: str, following: str) -> list[dict[str, Any]]:
@@ -175,40 +177,33 @@ class Objective:
     def prepare(self, model: Any, items: Sequence[Item]) -> None:
         """Nothing of the whole step is needed."""
 
-    def loss(self, model: Any, items: Sequence[Item], step: Any, count: int) -> tuple[Tensor, Sums]:  # noqa: ARG002
-        """Sum of the replies' losses over `count`; each reply is a mean over its tokens."""
+    def terms(self, model: Any, items: Sequence[Item], step: Any) -> Terms:  # noqa: ARG002
+        """Loss of each reply: a mean over its tokens."""
         import torch
 
         from training import losses
         from training.logprobs import completion_logits, selected
-        from training.policy_trainer import mean_of
+        from training.policy_trainer import Terms, mean_of
         from training.sequences import padded
 
         device = next(model.parameters()).device
         batch = padded([item.sequences[0] for item in items], device)
         student = completion_logits(model, batch)
         logps = selected(student, batch.targets).split(batch.lengths)
-        taught = [item for item in items if item.part == HINDSIGHT]
+        taught = [k for k, item in enumerate(items) if item.part == HINDSIGHT]
         teachers: dict[int, Tensor] = {}
         if taught:
             with torch.no_grad():
-                other = padded([item.sequences[1] for item in taught], device)
-                found = completion_logits(model, other).split(other.lengths)
-            teachers = dict(zip(map(id, taught), found, strict=True))
-        total = student.new_zeros((), dtype=torch.float32)
-        parts: dict[str, list[Tensor]] = {HINDSIGHT: [], EDIT: [], "kl": []}
-        for item, logits, logp in zip(items, student.split(batch.lengths), logps, strict=True):
-            if item.part == HINDSIGHT:
-                own = losses.self_distillation(logits, teachers[id(item)]).mean()
-            else:
-                own = -logp.mean()
-            kl = losses.kl_to_reference(logp, item.reference[0].to(logp)).mean()
-            total = total + item.values["weight"] * own + self.config.kl_weight * kl
-            parts[item.part].append(own.detach())
-            parts["kl"].append(kl.detach())
-        sums = {
-            f"{name}_loss" if name != "kl" else name: mean_of(torch.stack(v))
-            for name, v in parts.items()
-            if v
-        }
-        return total / count, sums
+                other = padded([items[k].sequences[1] for k in taught], device)
+                teachers = dict(
+                    zip(taught, completion_logits(model, other).split(other.lengths), strict=True)
+                )
+        parts: dict[str, list[Tensor]] = {HINDSIGHT: [], EDIT: []}
+        for k, (item, logits) in enumerate(zip(items, student.split(batch.lengths), strict=True)):
+            own = losses.self_distillation(logits, teachers[k]).mean() if k in teachers else -logps[k].mean()
+            parts[item.part].append(own * item.values["weight"])
+        found = {name: iter(values) for name, values in parts.items()}
+        sums = {f"{name}_loss": mean_of(torch.stack(values)) for name, values in parts.items() if values}
+        return Terms(
+            torch.stack([next(found[item.part]) for item in items]), [(logp,) for logp in logps], sums
+        )

@@ -1,8 +1,11 @@
 """Rewards must not love length more, or less, than people do.
 
     pass               iff  -max_excess <= low  and  high <= max_excess
-    fail               iff  |excess| > max_excess
-    insufficient_data  otherwise: the value is inside, its 95 % interval [low, high] is not
+    fail               iff  high < -max_excess  or  low > max_excess
+    insufficient_data  otherwise: the 95 % interval [low, high] holds values inside and values outside
+
+A correlation of a dozen votes is far off by chance, and this gate can stop a candidate through `reward_models`: so it
+fails what is surely beyond the limit, and nothing else.
 
 excess = expected - people (`reward_models.length_bias`): the correlation of choices with length that the model's own
 probabilities predict on held-out pairs, less the one that people's choices have. An honest preference for longer
@@ -53,9 +56,10 @@ def judge(case: RewardCase, config: Config) -> Verdict:
         high=most,
         threshold=most,
         formula=formula,
+        surely=True,
         texts={
             "pass": f"{said}; {span} is within the {most:g} allowed.",
             "fail": f"{said}; an excess of {most:g} is allowed. See `reward_models.length_bias` for a cure.",
-            "insufficient_data": f"{said}; {span} is plausible: more votes would decide.",
+            "insufficient_data": f"{said}; {span} is plausible, {most:g} is allowed: more votes would decide.",
         },
     )

@@ -13,7 +13,7 @@ from feedback.events import Event, Feedback, Interaction, prompt_key
 from feedback.hygiene.pii import PiiConfig
 from feedback.next_message import ends, first, said_next
 from feedback.preferences import dedupe
-from feedback.served import SERVED, Rules, served_table, token_ids
+from feedback.served import SERVED, Rules, served_table, token_ids, tool_schemas
 from feedback.splits import SplitConfig, prompt_split, user_split
 from tests.unit.feedback.made import EVERYTHING_TRAINS, NOON, event_set, feedback, interaction, of_kind, table
 
@@ -222,6 +222,22 @@ def test_personal_data_is_replaced_and_what_spells_it_out_is_gone() -> None:
 )
 def test_token_ids_are_whole_numbers(value: Any, ids: list[int] | None) -> None:
     assert token_ids(value) == ids
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([{"name": "clock"}], '[{"name":"clock"}]'),
+        ('[{"type": "function", "name": "é"}]', '[{"type": "function", "name": "é"}]'),  # in its own order
+        ([], None),
+        ("clock", None),
+        ({"name": "clock"}, None),
+        (["clock"], None),
+        (None, None),
+    ],
+)
+def test_schemas_of_tools_may_be_text(value: Any, text: str | None) -> None:
+    assert tool_schemas(value) == text
 
 
 def turn(name: str, contents: list[str], reply: str, at_s: float, **more: Any) -> Interaction:

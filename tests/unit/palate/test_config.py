@@ -44,7 +44,7 @@ def test_overrides_win_and_keep_their_type(tmp_path: Path) -> None:
         ("[train.dpo]\nbetta = 1", "train.dpo.betta"),
         ("seed = -1", "seed"),
         ("seed = ", "TOML"),
-        ('[train]\nmethod = "ppo"', "dpo, none"),
+        ('[train]\nmethod = "ppo"', "dpo, grpo, kto, mix, online, words, none"),
         ('[reward]\nmethod = "oracle"', "preference_lm"),
     ],
 )

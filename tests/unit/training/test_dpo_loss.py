@@ -115,7 +115,7 @@ def test_loss_equals_the_papers_formula(
 
     model, objective, items = ours(tiny_base, moved_champion, beta=beta, sft_weight=sft_weight)
     moved = {k: v.clone() for k, v in get_peft_model_state_dict(model, adapter_name="default").items()}
-    loss = float(objective.loss(model, items, None, PAIRS)[0])
+    loss = float(objective.terms(model, items, None).losses.mean())
     # The reference is the champion as it is on disk, not the bare base.
     policy = reply_logprobs(tiny_base, moved, moved_champion)
     reference = reply_logprobs(tiny_base, moved_champion, moved_champion)
@@ -132,7 +132,7 @@ def test_loss_and_gradient_are_those_of_trl(
     settings: dict[str, Any], tiny_base: Path, moved_champion: Path, tmp_path: Path
 ) -> None:
     model, objective, items = ours(tiny_base, moved_champion, **settings)
-    loss, _ = objective.loss(model, items, None, PAIRS)
+    loss = objective.terms(model, items, None).losses.mean()
     loss.backward()
     trainer = trl_trainer(
         tiny_base,
@@ -162,7 +162,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(
     for size in (PAIRS, cut):
         model.zero_grad()
         for start in range(0, PAIRS, size):
-            objective.loss(model, items[start : start + size], None, PAIRS)[0].backward()
+            (objective.terms(model, items[start : start + size], None).losses.sum() / PAIRS).backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)

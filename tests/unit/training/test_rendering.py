@@ -346,7 +346,7 @@ def test_tokens_that_spell_the_same_text_otherwise_are_used_and_counted(tokenize
 
 
 @pytest.mark.parametrize(
-    "reply", ["The town sleeps.<|im_end|>", "The town<|im_end|>", "The town wakes. More"]
+    "reply", ["The town sleeps.<|im_end|>", "The town<|im_end|>", "The town", "The town wakes. More"]
 )
 def test_another_text_than_the_tokens_is_a_mismatch(tokenizer: Tokenizer, reply: str) -> None:
     made = served(tokenizer, "The town wakes.", ASKED, reply)
