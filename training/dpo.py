@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from training.encoding import Encoder
+from training.encoding import AsServed, Encoder
 from training.errors import NotEnoughPreferences
 from training.fit import RESULT, fit
 from training.pairs import Chosen, choose_pairs, mean_one
@@ -26,14 +26,11 @@ from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-
     from reward_models.scorer import Scorer
     from training.policy_trainer import Item, Terms
+    from training.sequences import Tokens
 
-NEEDS: frozenset[Need] = frozenset({"preferences"})
+NEEDS: frozenset[Need] = frozenset({"preferences", "served"})
 
 
 class Config(UpdateSettings):
@@ -87,7 +84,7 @@ def train(
     """
     if (run.output / RESULT).is_file():
         return read_result(run.output / RESULT)
-    items, left_out = pair_items(config, champion.base, data.preferences, run.seed)
+    items, left_out, metrics = pair_items(config, champion, data, run.seed)
     return fit(
         config,
         champion,
@@ -96,37 +93,39 @@ def train(
         Objective(config),
         per_step=config.batch_pairs,
         micro_batch=config.micro_batch_pairs,
-        metrics={"pairs": float(len(items))},
+        metrics=metrics,
         left_out=left_out,
     )
 
 
 def pair_items(
-    config: Config, base: Path, preferences: pa.Table, seed: int
-) -> tuple[list[Item], dict[str, int]]:
-    """The pairs to train on, none longer than `max_tokens`, and what was left out by reason.
+    config: Config, champion: Champion, data: Data, seed: int
+) -> tuple[list[Item], dict[str, int], dict[str, float]]:
+    """The pairs to train on, what was left out by reason, and what to say of them.
 
     Raises:
         NotEnoughPreferences: fewer than `min_pairs`.
     """
     from training.policy_trainer import Item
 
-    encoder = Encoder(base, config)
+    encoder = Encoder(champion.base, config)
+    rows = AsServed(data.preferences, data.served)
 
-    def fits(row: dict[str, Any]) -> bool:
-        return all(encoder.encode(row["prompt"], row[side]) is not None for side in ("chosen", "rejected"))
+    def tokens(row_id: str) -> tuple[Tokens, Tokens] | None:
+        return encoder.pair(rows.place[row_id], rows.context(row_id))
 
-    chosen = choose_pairs(preferences, most=config.max_pairs, seed=seed, fits=fits)
+    chosen = choose_pairs(
+        data.preferences, most=config.max_pairs, seed=seed, fits=lambda row_id: tokens(row_id) is not None
+    )
     _enough(config, chosen)
-    weights = _weights(config, chosen)
-    items = [
-        Item(
-            tuple(encoder.known(row["prompt"], row[side]) for side in ("chosen", "rejected")),
-            {"weight": weight, "margin": row["margin"], "time": row["event_time"].timestamp()},
-        )
-        for row, weight in zip(chosen.rows.to_pylist(), weights, strict=True)
-    ]
-    return items, chosen.left_out
+    items = []
+    kept = chosen.rows.select(["preference_id", "margin", "event_time"]).to_pylist()
+    for row, weight in zip(kept, _weights(config, chosen), strict=True):
+        pair = tokens(row["preference_id"])
+        assert pair is not None
+        values = {"weight": weight, "margin": row["margin"], "time": row["event_time"].timestamp()}
+        items.append(Item(pair, values))
+    return items, chosen.left_out, {"pairs": float(len(items)), **rows.metrics, **encoder.metrics}
 
 
 def _enough(config: Config, chosen: Chosen) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from training.encoding import Encoder
+from training.encoding import AsServed, Encoder
 from training.errors import NotEnoughPreferences
 from training.fit import RESULT, fit
 from training.pairs import Chosen, choose_unpaired, mean_one, uniform
@@ -27,16 +27,13 @@ from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
     from torch import Tensor
 
     from reward_models.scorer import Scorer
     from training.policy_trainer import Item, Terms
     from training.sequences import Tokens
 
-NEEDS: frozenset[Need] = frozenset({"preferences"})
+NEEDS: frozenset[Need] = frozenset({"preferences", "served"})
 
 
 class Config(UpdateSettings):
@@ -85,8 +82,7 @@ def train(
     """
     if (run.output / RESULT).is_file():
         return read_result(run.output / RESULT)
-    items, left_out = reply_items(config, champion.base, data.preferences, run.seed)
-    liked = sum(item.values["liked"] for item in items)
+    items, left_out, metrics = reply_items(config, champion, data, run.seed)
     return fit(
         config,
         champion,
@@ -95,31 +91,33 @@ def train(
         Objective(config),
         per_step=config.batch_rows,
         micro_batch=config.micro_batch_rows,
-        metrics={"rows": float(len(items)), "liked": float(liked)},
+        metrics=metrics,
         left_out=left_out,
     )
 
 
 def reply_items(
-    config: Config, base: Path, preferences: pa.Table, seed: int
-) -> tuple[list[Item], dict[str, int]]:
-    """The replies to train on, each with another prompt's reply for the KL, and what was left out by reason.
+    config: Config, champion: Champion, data: Data, seed: int
+) -> tuple[list[Item], dict[str, int], dict[str, float]]:
+    """The replies to train on, each with another prompt's reply for the KL; what was left out; what to say of them.
 
     Raises:
         NotEnoughPreferences: fewer than `min_rows`.
     """
     from training.policy_trainer import Item
 
-    encoder = Encoder(base, config)
+    encoder = Encoder(champion.base, config)
+    served = AsServed(data.preferences, data.served)
+
+    def tokens(row_id: str) -> Tokens | None:
+        return encoder.single(served.context(row_id))
+
     chosen = choose_unpaired(
-        preferences,
-        most=config.max_rows,
-        seed=seed,
-        fits=lambda row: encoder.encode(row["prompt"], row["chosen"]) is not None,
+        data.preferences, most=config.max_rows, seed=seed, fits=lambda row_id: tokens(row_id) is not None
     )
     _enough(config, chosen)
-    rows = chosen.rows.select(["preference_id", "prompt", "chosen", "label", "event_time"]).to_pylist()
-    replies = [encoder.known(row["prompt"], row["chosen"]) for row in rows]
+    rows = chosen.rows.select(["preference_id", "label", "event_time"]).to_pylist()
+    replies = [reply for row in rows if (reply := tokens(row["preference_id"])) is not None]
     others = mismatched(replies, [row["preference_id"] for row in rows], config.max_tokens, seed)
     sides = _sides(config, [row["label"] for row in rows])
     weights = mean_one([w * sides[row["label"]] for w, row in zip(chosen.weights, rows, strict=True)])
@@ -130,7 +128,9 @@ def reply_items(
         )
         for reply, other, weight, row in zip(replies, others, weights, rows, strict=True)
     ]
-    return items, chosen.left_out
+    liked = sum(item.values["liked"] for item in items)
+    about = {"rows": float(len(items)), "liked": float(liked)}
+    return items, chosen.left_out, {**about, **served.metrics, **encoder.metrics}
 
 
 def mismatched(replies: list[Tokens], ids: list[str], max_tokens: int, seed: int) -> list[Tokens | None]:

@@ -148,12 +148,14 @@ def _items(
 ) -> tuple[list[Item], dict[str, int]]:
     shared = {field: getattr(config, field) for field in ("max_tokens", "overlong", "reasoning")}
     own = getattr(config, name).model_copy(update=shared)
-    if name == "dpo":
-        return dpo.pair_items(own, champion.base, data.preferences, seed)
-    if name == "kto":
-        return kto.reply_items(own, champion.base, data.preferences, seed)
-    found = (online.reply_items if name == "online" else words.word_items)(own, champion, data, seed)
-    return found[0], found[1]
+    make: dict[str, Any] = {
+        "dpo": dpo.pair_items,
+        "kto": kto.reply_items,
+        "online": online.reply_items,
+        "words": words.word_items,
+    }
+    items, left_out, _ = make[name](own, champion, data, seed)
+    return items, left_out
 
 
 def put_together(

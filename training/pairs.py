@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Fits = Callable[[dict[str, Any]], bool]
+Fits = Callable[[str], bool]
+"""Says of a row, by its `preference_id`, whether it can be trained on."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def draw(
         left_out: rows that are not among them, by reason.
         most: how many at most.
         seed: of the draw.
-        fits: says of a row whether it can be trained on; those that cannot do not count towards `most`.
+        fits: see `Fits`; rows that do not fit do not count towards `most`.
 
     Source: Efraimidis and Spirakis 2006, Weighted random sampling with a reservoir.
     """
@@ -90,12 +91,12 @@ def draw(
     for k in sorted(range(len(ids)), key=lambda k: (keys[k], ids[k])):
         if len(order) == most:
             break
-        if fits is None or fits(usable.slice(k, 1).to_pylist()[0]):
+        if fits is None or fits(ids[k]):
             order.append(k)
         else:
             misfits += 1
     found = left_out | {
-        "longer_than_max_tokens": misfits,
+        "not_rendered": misfits,
         "over_max_rows": usable.num_rows - misfits - len(order),
     }
     return Chosen(usable.take(pa.array(order, pa.int64())), {k: n for k, n in found.items() if n})

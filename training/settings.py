@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,10 @@ class UpdateSettings(BaseModel):
     """`cut` leaves out the oldest turns of a prompt that is too long; the system message and the last question stay."""
     reasoning: Literal["keep", "mask", "drop"] = "keep"
     """Of a reply's reasoning: train on it, keep it as context that no loss reads, or leave it out."""
+    use_logged_tokens: bool = True
+    """Take token ids as they were logged instead of rendering the messages."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Switches of the chat template that the product sets, such as { enable_thinking = false }."""
     warmup_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of the steps in which the learning rate rises from 0; 0 starts at the peak."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -201,7 +201,7 @@ def test_every_row_of_the_train_split_is_used_or_counted(
     ]
     rows = table([*shorter_wins(20).to_pylist(), *extra])
     result = update(tiny_base, fresh_champion, tmp_path, rows=rows, epochs=0.5)
-    assert result.left_out == {"unpaired": 1, "tie_or_zero_weight": 1, "longer_than_max_tokens": 1}
+    assert result.left_out == {"unpaired": 1, "tie_or_zero_weight": 1, "not_rendered": 1}
     assert result.metrics["pairs"] + sum(result.left_out.values()) == rows.num_rows
 
 

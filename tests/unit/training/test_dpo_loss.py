@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
+from feedback.served import SERVED
 from tests.unit.reward_models.made import row, shorter_wins, table
 from training import losses, trl_on_cpu
 from training.dpo import Config, Objective, pair_items
@@ -17,7 +19,7 @@ from training.fit import load_champion
 from training.logprobs import token_logprobs
 from training.pairs import choose_pairs
 from training.policy_trainer import Item
-from training.update import Champion
+from training.update import Champion, Data
 
 PAIRS, SIDES = 4, ("chosen", "rejected")
 OTHER_WEIGHT = 0.7
@@ -59,12 +61,17 @@ def batch_of(trainer: Any) -> dict[str, torch.Tensor]:
 def ours(base: Path, champion: Path, **settings: Any) -> tuple[Any, Objective, list[Item]]:
     """A policy that has moved away from the champion, the loss, and its pairs with the champion's log-probabilities."""
     config = Config(min_pairs=1, max_tokens=128, **settings)
-    items, _ = pair_items(config, base, shorter_wins(PAIRS), 0)
+    items, _, _ = pair_items(config, Champion(base, "test:tiny", champion), data_of(shorter_wins(PAIRS)), 0)
     model = load_champion(Champion(base, "test:tiny", champion)).eval()
     with torch.no_grad():
         items = [replace(item, reference=tuple(token_logprobs(model, item.sequences))) for item in items]
     move(model)
     return model, Objective(config), items
+
+
+def data_of(rows: pa.Table) -> Data:
+    """Preference rows of which nothing that was served is known."""
+    return Data(rows, SERVED.empty_table())
 
 
 def move(model: Any) -> None:
@@ -174,12 +181,19 @@ def test_weights_and_margins_of_rows_count(tiny_base: Path, moved_champion: Path
     )
     by_margin = {0.5: 0.5, 1.0: 1.0}
     for margins in ("weight", "ignore", "offset"):
-        items, _ = pair_items(Config(min_pairs=1, margins=margins), tiny_base, rows, 0)
+        items, _, _ = pair_items(
+            Config(min_pairs=1, margins=margins), Champion(tiny_base, "b", tiny_base), data_of(rows), 0
+        )
         chosen = choose_pairs(rows, most=9, seed=0).rows.to_pylist()
         raw = [r["weight"] * (by_margin[r["margin"]] if margins == "weight" else 1) for r in chosen]
         assert [i.values["weight"] for i in items] == pytest.approx([w * 3 / sum(raw) for w in raw])
     # Drawn by weight, they do not count by weight again.
-    few, left_out = pair_items(Config(min_pairs=1, max_pairs=2, margins="ignore"), tiny_base, rows, 0)
+    few, left_out, _ = pair_items(
+        Config(min_pairs=1, max_pairs=2, margins="ignore"),
+        Champion(tiny_base, "b", tiny_base),
+        data_of(rows),
+        0,
+    )
     assert left_out == {"over_max_rows": 1}
     assert [item.values["weight"] for item in few] == [1.0, 1.0]
     asked = losses.dpo(torch.tensor([2.0]), torch.tensor([0.0]), beta=0.5, offset=torch.tensor([0.25]))
@@ -246,8 +260,18 @@ def test_another_trl_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pairs_longer_than_max_tokens_are_left_out_whole(tiny_base: Path) -> None:
     rows = table([row(1), row(2, rejected="many words " * 80), row(3)])
     config = Config(min_pairs=2, max_tokens=64)
-    items, left_out = pair_items(config, tiny_base, rows, 0)
-    assert left_out == {"longer_than_max_tokens": 1}
+    items, left_out, _ = pair_items(config, Champion(tiny_base, "b", tiny_base), data_of(rows), 0)
+    assert left_out == {"not_rendered": 1}
     assert len(items) == 2
     # A pair that is too long does not use up the limit.
-    assert len(pair_items(config.model_copy(update={"max_pairs": 2}), tiny_base, rows, 0)[0]) == 2
+    assert (
+        len(
+            pair_items(
+                config.model_copy(update={"max_pairs": 2}),
+                Champion(tiny_base, "b", tiny_base),
+                data_of(rows),
+                0,
+            )[0]
+        )
+        == 2
+    )

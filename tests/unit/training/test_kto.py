@@ -52,6 +52,10 @@ def thumbs(count: int, *, first: int = 0, liked: float = 0.5) -> pa.Table:
     return table(rows)
 
 
+def data_of(rows: pa.Table) -> Data:
+    return Data(rows, SERVED.empty_table())
+
+
 def update(base: Path, champion: Path, output: Path, **changes: Any) -> TrainResult:
     rows, on_step = changes.pop("rows", None), changes.pop("on_step", None)
     return kto.train(
@@ -74,7 +78,7 @@ def test_it_starts_at_the_champion_and_parts_liked_from_disliked(undisturbed: Tr
     first, last = undisturbed.curve[0], undisturbed.curve[-1]
     assert first["loss"] == pytest.approx(0.5, abs=0.1)  # 1 - s(0), times weights that are 1 on average
     assert (first["reward_liked"], first["reward_disliked"]) == pytest.approx((0.0, 0.0), abs=1e-5)
-    assert first["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert first["kl_of_others"] == pytest.approx(0.0, abs=1e-5)
     assert last["reward_liked"] - last["reward_disliked"] > 0.1
     assert undisturbed.metrics["rows"] == 24
     assert undisturbed.metrics["steps"] == 6
@@ -116,7 +120,9 @@ def test_losses_by_hand() -> None:
 def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(
     cut: int, tiny_base: Path, moved_champion: Path
 ) -> None:
-    items, _ = kto.reply_items(CONFIG.model_copy(update={"min_rows": 1}), tiny_base, thumbs(5), 0)
+    items, _, _ = kto.reply_items(
+        CONFIG.model_copy(update={"min_rows": 1}), Champion(tiny_base, "b", tiny_base), data_of(thumbs(5)), 0
+    )
     model = load_champion(Champion(tiny_base, "test:tiny", moved_champion)).eval()
     with torch.no_grad():
         items = [replace(item, reference=tuple(token_logprobs(model, item.sequences))) for item in items]
@@ -156,12 +162,14 @@ def test_a_rare_side_weighs_as_much_as_the_common_one(tiny_base: Path) -> None:
     rows = thumbs(40, liked=0.9)
     up = sum(rows["label"].to_pylist())
     config = CONFIG.model_copy(update={"min_rows": 1})
-    items, left_out = kto.reply_items(config, tiny_base, rows, 0)
+    items, left_out, _ = kto.reply_items(config, Champion(tiny_base, "b", tiny_base), data_of(rows), 0)
     sums = {side: sum(i.values["weight"] for i in items if i.values["liked"] == side) for side in (0.0, 1.0)}
     assert sums[0.0] == pytest.approx(sums[1.0])
     assert sum(sums.values()) == pytest.approx(40) and up not in (0, 40)
     assert left_out == {}
-    capped, _ = kto.reply_items(config.model_copy(update={"max_balance": 2.0}), tiny_base, rows, 0)
+    capped, _, _ = kto.reply_items(
+        config.model_copy(update={"max_balance": 2.0}), Champion(tiny_base, "b", tiny_base), data_of(rows), 0
+    )
     by_side = {i.values["liked"]: i.values["weight"] for i in capped}
     assert by_side[0.0] / by_side[1.0] == pytest.approx(2.0)
 
@@ -169,7 +177,9 @@ def test_a_rare_side_weighs_as_much_as_the_common_one(tiny_base: Path) -> None:
 def test_pairs_and_too_few_rows(tiny_base: Path) -> None:
     rows = table([*thumbs(10).to_pylist(), row(900), row(901, rejected=None, label=None)])
     with pytest.raises(NotEnoughPreferences, match="10 usable rows") as caught:
-        kto.reply_items(CONFIG, tiny_base, rows, 0)
+        kto.reply_items(CONFIG, Champion(tiny_base, "b", tiny_base), data_of(rows), 0)
     assert caught.value.exit_code == 4
-    _, left_out = kto.reply_items(CONFIG.model_copy(update={"min_rows": 10}), tiny_base, rows, 0)
+    _, left_out, _ = kto.reply_items(
+        CONFIG.model_copy(update={"min_rows": 10}), Champion(tiny_base, "b", tiny_base), data_of(rows), 0
+    )
     assert left_out == {"paired": 2}

@@ -134,7 +134,9 @@ def test_the_base_can_be_the_other_end(tiny_base: Path, moved_champion: Path, tm
     first = result.curve[0]
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
     model = load_champion(Champion(tiny_base, "b", moved_champion)).eval()
-    items, _ = dpo.pair_items(CONFIG.dpo, tiny_base, shorter_wins(8), 7)
+    items, _, _ = dpo.pair_items(
+        CONFIG.dpo, Champion(tiny_base, "b", tiny_base), Data(shorter_wins(8), SERVED.empty_table()), 7
+    )
     with torch.no_grad():
         own = [token_logprobs(model, item.sequences) for item in items]
         with model.disable_adapter():
