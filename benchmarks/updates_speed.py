@@ -3,8 +3,8 @@
     python benchmarks/updates_speed.py
 
 Pairs are people's rankings (oasst_en_100), all short enough that nothing is cut, the same rows for both sides, the same
-champion, learning rate, batches, epochs and seed. Each run is a process of its own, by turns, so that its peak memory is
-its own and other work on the machine meets both sides. TRL's defaults are its own but for the number format, which is
+champion, learning rate, batches, epochs and seed. Each run is a process of its own, by turns: its peak memory is its
+own and other work on the machine meets both sides. TRL's defaults are its own but for the number format, which is
 single precision where the machine has no units for bfloat16: emulated it would be tens of times slower, and that would
 be no comparison. `checkpointing off` is TRL without gradient checkpointing, its default that costs time to save memory.
 
@@ -118,8 +118,8 @@ def trl(
     model = PeftModel.from_pretrained(model, str(champion), is_trainable=True)
     kind, trainer = (DPOConfig, DPOTrainer) if method == "dpo" else (KTOConfig, KTOTrainer)
     arguments = kind(
-        output_dir=str(output), learning_rate=RATE, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, beta=BETA,
-        seed=SEED, data_seed=SEED, bf16=fast_bf16(), use_cpu=not torch.cuda.is_available(), report_to="none",
+        output_dir=str(output), learning_rate=RATE, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
+        beta=BETA, seed=SEED, data_seed=SEED, bf16=fast_bf16(), use_cpu=not torch.cuda.is_available(), report_to="none",
         save_strategy="no", logging_steps=1, disable_tqdm=True, max_length=4 * MAX_TOKENS,
         gradient_checkpointing=checkpointing,
     )  # fmt: skip
@@ -198,8 +198,9 @@ def compare(method: str, runs: dict[str, list[dict[str, Any]]], console: Console
     bare = [a["cpu_s"] / b["cpu_s"] for a, b in zip(runs[SIDES[2]], runs["palate"], strict=True)]
     console.print(f"{method}: TRL / palate, cpu s: {_told(ratios)}; without its checkpointing {_told(bare)}")
     ours, theirs = runs["palate"][0], runs["trl"][0]
+    ratio = float(np.median(ratios))
     checks = [
-        Check(f"{method}: TRL's time / palate's", f">= {MIN_RATIO}", f"{np.median(ratios):.2f}", np.median(ratios) >= MIN_RATIO),
+        Check(f"{method}: TRL's time / palate's", f">= {MIN_RATIO}", f"{ratio:.2f}", ratio >= MIN_RATIO),
         Check(
             f"{method}: peak memory, GB", f"< {theirs['peak_gb']:.2f} (TRL)", f"{ours['peak_gb']:.2f}",
             ours["peak_gb"] < theirs["peak_gb"],

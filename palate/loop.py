@@ -193,7 +193,7 @@ def _dataset(context: Context, version: str | None) -> Dataset:
 
 
 def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
-    from palate import learn, reward_case, tracking
+    from palate import learn, policy_update, reward_case, tracking
 
     registry = job.context.registry
     rewards = learn.fit_rewards(job.context, job.dataset, job.learn_dir)
@@ -206,10 +206,10 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     def log(step: int, _total: int, metrics: Mapping[str, float]) -> None:
         tracking.log_step(registry, job.run_id, step, metrics)
 
-    champion = learn.ChampionFiles(
+    champion = policy_update.ChampionFiles(
         job.champion_dir, job.champion.adapter_sha256, job.champion.dataset_version
     )
-    return rewards, learn.update(job.context, job.dataset, job.learn_dir, champion, rewards, log)
+    return rewards, policy_update.update(job.context, job.dataset, job.learn_dir, champion, rewards, log)
 
 
 def _judge_and_register(
