@@ -78,9 +78,8 @@ def update(
     project = context.project
     how = method(project.train.method)
     rows: pa.Table = heard(run_dir / "reward-training", dataset.rows("train"))
-    data = Data(
-        rows, _served(context, dataset, run_dir, how.NEEDS), _learned_until(context, champion.dataset)
-    )
+    served = _served(context, dataset, run_dir, how.NEEDS)
+    data = Data(rows, served.table, _learned_until(context, champion.dataset))
     with context.out.stage(f"{project.train.method} update", "steps") as advance:
 
         def step(done: int, total: int, metrics: Mapping[str, float]) -> None:
