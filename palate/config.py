@@ -35,6 +35,7 @@ from reward_models.temperature import Config as TemperatureConfig
 from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
+from training.grpo import Config as GRPOConfig
 from training.kto import Config as KTOConfig
 from training.mix import Config as MixConfig
 from training.online import Config as OnlineConfig
@@ -127,7 +128,8 @@ class Train(BaseModel):
 
     method: str = "dpo"
     """`dpo` learns from pairs, `kto` from thumbs alone, `online` from live accept, reject and silence, `words` from
-    corrections and next messages, `mix` from several of them at once; `none` stops after the reward model."""
+    corrections and next messages, `mix` from several of them at once, `grpo` from replies it samples and a reward
+    model pays; `none` stops after the reward model."""
     dpo: DPOConfig = DPOConfig()
     """Settings of DPO."""
     kto: KTOConfig = KTOConfig()
@@ -138,6 +140,8 @@ class Train(BaseModel):
     """Settings of learning from words."""
     mix: MixConfig = MixConfig()
     """Settings of several methods in one update."""
+    grpo: GRPOConfig = GRPOConfig()
+    """Settings of GRPO."""
 
 
 class Evaluation(BaseModel):

@@ -209,7 +209,13 @@ def _learn(job: Job) -> tuple[RewardOutcome, TrainResult | None]:
     champion = policy_update.ChampionFiles(
         job.champion_dir, job.champion.adapter_sha256, job.champion.dataset_version
     )
-    return rewards, policy_update.update(job.context, job.dataset, job.learn_dir, champion, rewards, log)
+
+    def samples(_step: int, rows: list[dict[str, Any]]) -> None:
+        tracking.log_samples(registry, job.run_id, rows)
+
+    return rewards, policy_update.update(
+        job.context, job.dataset, job.learn_dir, champion, rewards, log, samples
+    )
 
 
 def _judge_and_register(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palate.context import Context
 from palate.learn import RewardOutcome, heard, labels_of
@@ -66,6 +66,7 @@ def update(
     champion: ChampionFiles,
     rewards: RewardOutcome,
     on_step: OnStep | None,
+    on_samples: Callable[[int, list[dict[str, Any]]], None] | None = None,
 ) -> TrainResult:
     """Continue the champion's adapter on the dataset's train split, by the method of the settings.
 
@@ -98,6 +99,7 @@ def update(
                 cache=project.embeddings_dir.with_name("logprobs"),
                 heldout=rewards.evaluation,
                 on_step=step,
+                on_samples=on_samples,
             ),
         )
         steps = result.metrics["steps"]

@@ -68,6 +68,18 @@ def log_step(registry: Registry, run_id: str, step: int, metrics: Mapping[str, f
         log.warning("step %d was not logged: %s", step, str(error).splitlines()[0])
 
 
+def log_samples(registry: Registry, run_id: str, rows: list[dict[str, Any]]) -> None:
+    """Completions that were sampled while training, for people to read: a table of the run that grows by step."""
+    from mlflow.exceptions import MlflowException
+
+    columns = {name: [row.get(name) for row in rows] for name in rows[0]} if rows else {}
+    try:
+        if columns:
+            registry.client.log_table(run_id, columns, "train/samples.json")
+    except MlflowException as error:
+        log.warning("samples of a step were not logged: %s", error)
+
+
 def log_directory(registry: Registry, run_id: str, directory: Path, name: str) -> None:
     """A small directory (a reward model) as artifacts under `name`."""
     registry.client.log_artifacts(run_id, str(directory), name)

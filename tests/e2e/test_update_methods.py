@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Palate, settings
+from tests.e2e.conftest import Palate, Result, settings
+from tests.e2e.test_run import events_of, run_settings
 from tests.unit.reward_models.made import text
 
 QUARTER = [
@@ -97,3 +98,27 @@ def test_live_replies_and_words_train_from_the_same_log(
         assert metrics["rows"] >= 4
         assert metrics["steps"] >= 1
         assert metrics.get("render/mismatch", 0) == 0
+
+
+@pytest.mark.timeout(300)
+def test_sampled_replies_are_paid_by_the_reward_model_and_can_be_read(
+    demo_workspace: tuple[Path, Result], palate: Palate, tiny_base: Path, tmp_path: Path
+) -> None:
+    small = {
+        "steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "max_new_tokens": 8, "min_prompts": 2
+    }  # fmt: skip
+    options = [*run_settings(tiny_base), "--set", "train.method=grpo"]
+    options += [part for name, value in small.items() for part in ("--set", f"train.grpo.{name}={value}")]
+    events = str(events_of(demo_workspace))
+    assert palate("ingest", events, *options).code == 0
+    assert palate("build", *options).code == 0
+    done = palate("train", "--json", *options)
+    assert done.code == 0, done.err
+    (result,) = (tmp_path / ".palate/updates").glob("*/update/result.json")
+    found = json.loads(result.read_text())
+    assert len(found["curve"]) == 2
+    assert "reward/reward_model" in found["curve"][0] or any(
+        "reward_model" in name for name in found["curve"][0]
+    )
+    (table,) = (tmp_path / ".palate/mlflow").rglob("train/samples.json")
+    assert len(json.loads(table.read_text())["data"]) >= 2

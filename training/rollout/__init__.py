@@ -1,0 +1,1 @@
+"""Engines that sample completions from the policy in training, group by group."""
