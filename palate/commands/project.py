@@ -45,14 +45,22 @@ def init(
 
 
 def doctor(
+    method: Annotated[
+        str | None,
+        typer.Option(help="Check an update's numbers on the installed libraries: a training method, or all."),
+    ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     json_: JsonOption = False,
 ) -> int:
-    """Check the installation, workspace, model, registry and disk, and say what to do."""
+    """Check the installation, workspace, model, registry and disk; with --method, what an update rests on."""
     from palate.checks import run_checks
 
     context = open_context(config, set_, json_)
+    if method is not None:
+        from palate.preflight import preflight
+
+        return preflight(context, method)
     checks = run_checks(context)
     context.out.table("palate doctor", ["check", "", "found"], [(c.name, c.mark, c.found) for c in checks])
     for check in checks:

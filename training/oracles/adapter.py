@@ -1,0 +1,121 @@
+"""Whether the adapter is what is trained, and whether what is saved is what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.oracles.finding import Comparison, oracle, same
+from training.oracles.given import quiet
+from training.oracles.plain import weights
+
+OWN = ("dpo", "kto", "online", "words", "grpo")
+
+
+@dataclass(frozen=True)
+class Saver:
+    """How an adapter is made ready and how it is kept."""
+
+    load: Callable[[Any], Any]
+    """From a `training.update.Champion` to a model whose adapter can be trained."""
+    save: Callable[[Any, str, Path], None]
+    """Called as `training.adapter.save_adapter`."""
+
+
+def _own() -> Saver:
+    from training.adapter import save_adapter
+    from training.fit import load_champion
+
+    return Saver(load_champion, save_adapter)
+
+
+@oracle(
+    *OWN,
+    protects="an update that trains nothing, trains the base, or saves something else than it trained",
+    reference="FACTS: saved adapters without weights; ms-swift#9855",
+)
+def adapter(subject: Saver | None) -> Iterator[Comparison]:
+    """One step on a champion whose B is zero, saved and loaded again."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from training import tiny
+    from training.adapter import save_adapter
+    from training.update import Champion
+
+    own = subject or _own()
+    with quiet() as folder:
+        save_adapter(tiny.policy(moved=0.0), tiny.BASE_ID, folder / "champion")
+        model = own.load(Champion(tiny.base(), tiny.BASE_ID, folder / "champion"))
+        ids = torch.arange(4, 20)[None]
+        before, base = weights(model, trained=True), weights(model, trained=False)
+        for _ in range(2):  # while B is zero, A has no gradient
+            loss = model(input_ids=ids, labels=ids).loss
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    if weight.requires_grad and weight.grad is not None:
+                        weight -= 0.5 * weight.grad
+        moved = weights(model, trained=True)
+        share = float((moved != before).float().mean()) if len(before) else 0.0
+        yield Comparison("share of the adapter's weights that moved", share, 1.0, 0.05)
+        yield Comparison(
+            "weights of the base that moved", float((weights(model, trained=False) != base).sum()), 0.0
+        )
+        kinds = {str(p.dtype) for p in model.parameters() if p.requires_grad}
+        yield Comparison("number format of the adapter", " ".join(sorted(kinds)), "torch.float32")
+        with torch.no_grad():
+            trained = model.eval()(input_ids=ids).logits
+        own.save(model, tiny.BASE_ID, folder / "new")
+        fresh = AutoModelForCausalLM.from_pretrained(tiny.base(), dtype=torch.float32)
+        with torch.no_grad():
+            plain = fresh(input_ids=ids).logits
+            again = PeftModel.from_pretrained(fresh, str(folder / "new")).eval()(input_ids=ids).logits
+        yield same("logits after loading", again, trained, rel=1e-5)
+        yield Comparison(
+            "answers as the base", "no" if float((trained - plain).abs().max()) > 1e-3 else "yes", "no"
+        )
+
+
+@oracle(
+    "dpo",
+    "kto",
+    "words",
+    protects="reference log-probabilities that are kept and are not those of the champion",
+    reference="trl#1139",
+)
+def reference(subject: Callable[..., Any] | None) -> Iterator[Comparison]:
+    """What is kept on disk beside a plain pass, asked twice; the subject is called as `reference_logprobs`."""
+    import contextlib
+
+    import torch
+
+    from training import tiny
+    from training.oracles.items import objective
+    from training.oracles.plain import logprobs
+    from training.reference import reference_logprobs
+
+    _, items = objective("dpo")
+    sequences = [s for item in items for s in item.sequences]
+    model = tiny.policy(dropout=0.3).train()  # what is kept must not depend on dropout
+    with quiet() as folder:
+        for attempt in ("computed", "read again"):
+            found = (subject or reference_logprobs)(
+                model, sequences, folder / "kept.arrow", batch_size=5, autocast=contextlib.nullcontext
+            )
+            model.eval()
+            with torch.no_grad():
+                right = torch.cat([logprobs(model, s) for s in sequences])
+            yield same(attempt, torch.cat([torch.as_tensor(f) for f in found]), right, rel=1e-5)
+            tiny.move(model, 0.1)  # the policy moves, the champion does not
+            model = _restored(model, attempt)
+
+
+def _restored(model: Any, attempt: str) -> Any:
+    from training import tiny
+
+    return tiny.policy(dropout=0.3) if attempt == "computed" else model
