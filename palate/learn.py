@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 from palate.context import Context, write_json
 
@@ -138,14 +140,13 @@ def heard(reward_model: Path, rows: pa.Table) -> pa.Table:
 def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split: str, title: str) -> Scorer:
     from palate.exposure import served
     from reward_models.labels import honest
-    from reward_models.model_files import ABOUT
     from reward_models.scorer import INNER, load
     from reward_models.temperature import write as write_temperature
     from rollout.versions import plain
 
     cache_dir, directory = context.project.embeddings_dir, run_dir / f"reward-{role}"
-    if (directory / ABOUT).is_file():
-        return load(directory, context.base.path, cache_dir)
+    if (kept := _kept(context, directory, title)) is not None:
+        return kept
     settings = context.project.reward
     tempered = settings.temperature != "off"
     inner = directory / INNER if tempered else directory
@@ -157,9 +158,10 @@ def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split
         if labels.weightless:  # said before a fit that may refuse for want of rows
             for note in labels.notes:
                 context.out.say(f"{title}: {note}")
-        if not (inner / ABOUT).is_file():
+        scorer = _kept(context, inner, title)
+        if scorer is None:
             _fitted(context, labels.rows, advance).save(inner)
-        scorer = load(inner, context.base.path, cache_dir)
+            scorer = load(inner, context.base.path, cache_dir)
         advance(1, 1, f"fitted on {len(scorer.trained_on)} pairs of the split `{split}`")
     if not tempered:
         return scorer
@@ -169,6 +171,22 @@ def _scorer(context: Context, dataset: Dataset, run_dir: Path, role: Role, split
     write_json(labels_file(directory), plain(about))
     write_temperature(found, directory)
     return load(directory, context.base.path, cache_dir)
+
+
+def _kept(context: Context, directory: Path, title: str) -> Scorer | None:
+    """The reward model that this run fitted before; None where there is none, or none that can be read."""
+    from reward_models.model_files import ABOUT
+    from reward_models.scorer import RewardModelError, load
+
+    if not (directory / ABOUT).is_file():
+        return None
+    try:
+        return load(directory, context.base.path, context.project.embeddings_dir)
+    except (RewardModelError, OSError, ValueError, KeyError, BadZipFile) as error:
+        # Everything here was fitted from the dataset, so what cannot be read is fitted again.
+        context.out.say(f"{title}: {directory} cannot be read ({type(error).__name__}) and is fitted again.")
+        shutil.rmtree(directory)
+        return None
 
 
 def _fitted(context: Context, rows: pa.Table, progress: Callable[[int, int], None] | None) -> Scorer:

@@ -111,6 +111,23 @@ def test_a_killed_run_goes_on_after_the_fit_and_a_finished_one_is_loaded(
     assert (directory / "reward_model.json").stat().st_mtime_ns == wrapped and third.notes == again.notes
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 64], ids=["empty", "cut", "zeros"])
+@pytest.mark.parametrize("where", ["reward_model.json", "scorer/reward_model.json", "scorer/weights.npz"])
+def test_a_damaged_reward_model_is_fitted_again(
+    where: str, content: bytes, tiny_base: Path, tmp_path: Path, split_rows: list[pa.Table]
+) -> None:
+    first = fitted(tmp_path, tiny_base, split_rows, ON)
+    directory = tmp_path / "run" / "reward-training"
+    (directory / where).write_bytes(content)
+    if where.startswith("scorer"):
+        (directory / "reward_model.json").unlink()  # killed while the temperature was fitted, then damaged
+    again = fitted(tmp_path, tiny_base, split_rows, ON)
+    prompts, replies = [[{"role": "user", "content": "Well?"}]] * 2, ["Yes.", "No, that will not work here."]
+    assert again.training.score(prompts, replies).mean == pytest.approx(
+        first.training.score(prompts, replies).mean
+    )
+
+
 def test_people_who_judge_never_tell_the_temperature(
     tiny_base: Path, tmp_path: Path, split_rows: list[pa.Table]
 ) -> None:
