@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Two test workers of one thread each: more threads than cores would only wait for each other.
 WORKERS ?= 2
 
-.PHONY: help install demo test check format bench bench-demo bench-streams bench-rewards clean
+.PHONY: help install demo test check format bench bench-demo bench-streams bench-rewards bench-updates clean
 
 help:
 	@echo "make demo     install, then close the loop on simulated users (minutes)"
@@ -44,7 +44,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-demo bench-streams bench-rewards
+bench: bench-demo bench-streams bench-rewards bench-updates
 
 bench-demo: install
 	$(BIN)/python benchmarks/demo_improves.py
@@ -54,6 +54,9 @@ bench-streams: install
 
 bench-rewards: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rewards.py
+
+bench-updates: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/updates.py
 
 clean:
 	rm -rf .venv .palate
