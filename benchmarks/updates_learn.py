@@ -118,7 +118,7 @@ def felt(document: dict[str, Any]) -> float:
 
 def length(document: dict[str, Any]) -> float:
     """The candidate's mean reply length over the champion's."""
-    return float(document["comparison"]["length_ratio"]["value"])
+    return float(document["comparison"]["metrics"]["length_ratio"]["value"])
 
 
 if __name__ == "__main__":
