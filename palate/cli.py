@@ -20,6 +20,7 @@ from palate.commands import (
     ledger,
     maintain,
     model,
+    plan,
     project,
     release,
     replay,
@@ -37,7 +38,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (project, ingest, data, export, fate, ledger, replay, maintain, model, release, rewards, user):
+for group in (
+    project,
+    ingest,
+    data,
+    export,
+    fate,
+    ledger,
+    replay,
+    maintain,
+    plan,
+    model,
+    release,
+    rewards,
+    user,
+):
     group.register(app)
 
 EXIT_CODES = (

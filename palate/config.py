@@ -20,6 +20,7 @@ from feedback.errors import PalateError
 from feedback.preferences import PreferConfig
 from palate.base_model import SCHEMES, UnknownScheme
 from palate.faults import faults
+from palate.plan_settings import Config as PlanConfig
 from palate.simulation.users import PopulationConfig
 from pipelines.ingest import IngestConfig
 from pipelines.kafka.settings import is_url
@@ -36,6 +37,7 @@ from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
 from training.grpo import Config as GRPOConfig
+from training.hardware import Hardware
 from training.kto import Config as KTOConfig
 from training.mix import Config as MixConfig
 from training.online import Config as OnlineConfig
@@ -142,6 +144,8 @@ class Train(BaseModel):
     """Settings of several methods in one update."""
     grpo: GRPOConfig = GRPOConfig()
     """Settings of GRPO."""
+    hardware: Hardware = Hardware()
+    """Processes, precision and sharding of any method."""
 
 
 class Evaluation(BaseModel):
@@ -194,6 +198,7 @@ class Project(BaseModel):
     """Gate name to its settings; a candidate passes when all of them pass."""
     reward_gates: dict[str, dict[str, Any]] = Field(default_factory=_default_reward_gates)
     """The same for reward models; the gate `reward_models` fails a candidate that rests on one which fails."""
+    plan: PlanConfig = PlanConfig()
     registry: RegistryConfig = RegistryConfig()
     population: PopulationConfig = PopulationConfig()
     """Simulated users of `palate demo`."""

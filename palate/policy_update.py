@@ -74,6 +74,7 @@ def update(
         NotEnoughPreferences: too few usable rows.
         TrainingError: training diverged.
     """
+    from training import launch
     from training.update import Champion, Data, Run, method
 
     project = context.project
@@ -88,20 +89,21 @@ def update(
             if on_step:
                 on_step(done, total, dict(metrics))
 
-        result = how.train(
-            getattr(project.train, project.train.method),
-            Champion(context.base.path, context.base.id, champion.dir, champion.digest),
-            data,
-            rewards.training,
-            Run(
-                run_dir / "update",
-                project.seed,
-                cache=project.embeddings_dir.with_name("logprobs"),
-                heldout=rewards.evaluation,
-                on_step=step,
-                on_samples=on_samples,
-            ),
+        config = getattr(project.train, project.train.method)
+        start = Champion(context.base.path, context.base.id, champion.dir, champion.digest)
+        run = Run(
+            run_dir / "update",
+            project.seed,
+            cache=project.embeddings_dir.with_name("logprobs"),
+            heldout=rewards.evaluation,
+            on_step=step,
+            on_samples=on_samples,
+            hardware=project.train.hardware,
         )
+        if run.hardware.processes > 1:
+            result = launch.train(project.train.method, config, start, data, run)
+        else:
+            result = how.train(config, start, data, rewards.training, run)
         steps = result.metrics["steps"]
         advance(steps, steps, _told(result.metrics))
     if "preferences" in how.NEEDS:

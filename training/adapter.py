@@ -84,8 +84,12 @@ def save_adapter(model: Any, base_id: str, output: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
         model.peft_config["default"].base_model_name_or_path = base_id
-        # Embeddings are never adapted here; deciding it "auto"matically would look `base_id` up on the hub.
-        model.save_pretrained(staging, selected_adapters=["default"], save_embedding_layers=False)
+        # Embeddings are never adapted here; deciding it "auto"matically would look `base_id` up on the hub. Of a base
+        # model that is split over processes PEFT would first gather all the weights, of which it then writes none.
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        model.save_pretrained(
+            staging, selected_adapters=["default"], state_dict=trained, save_embedding_layers=False
+        )
         (staging / "README.md").unlink(missing_ok=True)
         # PEFT writes sets in whatever order this process hashes them; the digest of an adapter must not depend on it.
         config = json.loads((staging / "adapter_config.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import shutil
@@ -11,17 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_models.hardware import fast_bf16
 from training.adapter import save_adapter
 from training.errors import TrainingError
+from training.full_disk import stops_when_full
+from training.hardware import Hardware, is_main, refuse_unfit, refuse_whole, sharding, together
 from training.leash import Leash
 from training.reference import cache_file, reference_logprobs
-from training.result import TrainResult, last_complete_checkpoint, write_result
+from training.result import TrainResult, last_complete_checkpoint, read_result, write_result
 from training.settings import UpdateSettings
 from training.update import Champion, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import TrainingArguments
 
     from training.policy_trainer import Item, Objective, PolicyTrainer
 
@@ -29,14 +30,23 @@ log = logging.getLogger(__name__)
 RESULT = "result.json"
 
 
-def load_champion(champion: Champion) -> Any:
-    """The champion as a PEFT model whose adapter can be trained, in single precision."""
+def load_champion(champion: Champion, hardware: Hardware | None = None, processes: int = 1) -> Any:
+    """The champion as a PEFT model whose adapter can be trained, in single precision.
+
+    Raises:
+        TrainingError: the base was to be split over processes and is not.
+    """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(champion.base, dtype=torch.float32)
-    return PeftModel.from_pretrained(model, str(champion.adapter), is_trainable=True)
+    hardware = hardware or Hardware()
+    split = sharding(hardware, processes)
+    how = {} if split is None else {"distributed_config": split}
+    model: Any = AutoModelForCausalLM.from_pretrained(champion.base, dtype=torch.float32, **how)
+    model = PeftModel.from_pretrained(model, str(champion.adapter), is_trainable=True)
+    refuse_whole(model, hardware)
+    return model
 
 
 def fit(
@@ -72,29 +82,43 @@ def fit(
     Raises:
         TrainingError: the loss or a weight is not finite, or the disk is full.
     """
-    run.output.mkdir(parents=True, exist_ok=True)
-    trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
-    referenced = with_reference(trainer, items, champion, run, micro_batch)
-    trainer.train_dataset = referenced if steps is None else [[referenced[i] for i in step] for step in steps]
-    metrics = {**metrics, **(check(referenced) if check else {})}
-    try:
-        outcome = trainer.train(resume_from_checkpoint=last_complete_checkpoint(run.output))
-        curve = curve_of(trainer.state.log_history)
-        refuse_not_finite(curve, trainer.model)
+    with stops_when_full(run.output):
+        run.output.mkdir(parents=True, exist_ok=True)
+        trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
+        referenced = with_reference(trainer, items, champion, run, micro_batch)
+        put_together = [[referenced[i] for i in step] for step in steps] if steps is not None else referenced
+        trainer.train_dataset = put_together
+        metrics = {**metrics, **(check(referenced) if check else {})}
+        with together(trainer.args):
+            start = last_complete_checkpoint(run.output)
+        outcome = trainer.train(resume_from_checkpoint=start)
+        metrics["train_s"] = float(outcome.metrics.get("train_runtime", 0.0))
+        return _finished(trainer, champion, run, metrics, left_out)
+
+
+def _finished(
+    trainer: PolicyTrainer,
+    champion: Champion,
+    run: Run,
+    metrics: dict[str, float],
+    left_out: dict[str, int],
+) -> TrainResult:
+    """Save the adapter and the result, in the main process; nothing is left of the checkpoints."""
+    curve = curve_of(trainer.state.log_history)
+    refuse_not_finite(curve, trainer.model)
+    last = {k: v for k, v in curve[-1].items() if k != "step"}
+    metrics = {**last, **metrics, "steps": float(trainer.state.global_step)}
+    result = TrainResult(run.output / "adapter", metrics, curve, left_out)
+    with together(trainer.args):
+        if not is_main():
+            return read_result(run.output / RESULT)
         save_adapter(trainer.model, champion.base_id, run.output / "adapter")
-        last = {k: v for k, v in curve[-1].items() if k != "step"}
-        done = {
-            "steps": float(trainer.state.global_step),
-            "train_s": float(outcome.metrics.get("train_runtime", 0.0)),
-        }
-        result = TrainResult(run.output / "adapter", {**last, **metrics, **done}, curve, left_out)
         write_result(run.output / RESULT, result)
-    except OSError as error:
-        raise _disk(error, run.output) from error
     for checkpoint in run.output.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
-    if run.cache is None:
+    if _cache(run) != run.cache:
         shutil.rmtree(_cache(run), ignore_errors=True)
+    shutil.rmtree(run.output / "processes", ignore_errors=True)
     return result
 
 
@@ -107,56 +131,61 @@ def _trainer(
     per_step: int,
     micro_batch: int,
 ) -> PolicyTrainer:
-    import torch
-    from transformers import TrainingArguments
-
     from training.policy_trainer import make_trainer
+    from training.soundness import SavesOnlySound
 
-    gpu = torch.cuda.is_available()
-    schedule = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
-    arguments = TrainingArguments(
-        output_dir=str(run.output),
-        learning_rate=settings.learning_rate,
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=per_step,
-        gradient_accumulation_steps=1,  # the trainer cuts its batches itself
-        warmup_steps=settings.warmup_share,
-        lr_scheduler_type=schedule,
-        max_grad_norm=settings.max_grad_norm,
-        gradient_checkpointing=gpu,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if gpu else None,
-        bf16=fast_bf16(),
-        use_cpu=not gpu,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # on, it logs a loss that is not a number as 0
-        save_strategy="steps",
-        save_steps=settings.save_every_steps,
-        save_total_limit=2,
-        report_to="none",
-        disable_tqdm=True,
-        seed=run.seed,
-        data_seed=run.seed,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
+    arguments = _arguments(settings, run)
+    refuse_unfit(
+        run.hardware, processes=arguments.world_size, method=type(settings).__module__.rpartition(".")[2]
     )
-    world = arguments.world_size
-    if per_step % world:
-        raise TrainingError(
-            "The rows of a step do not divide among the processes.",
-            got=f"{per_step} rows, {world} processes",
-            allowed="a multiple of the processes",
-            next_step="change the batch size of the method",
-        )
-    arguments.per_device_train_batch_size = per_step // world
-    model = load_champion(champion)
-    return make_trainer(
-        model,
+    arguments.per_device_train_batch_size = per_step  # every process is given whole steps
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process uses one device, and never DataParallel
+    trainer = make_trainer(
+        load_champion(champion, run.hardware, arguments.world_size),
         items,
         objective,
         arguments,
         micro_batch=micro_batch,
         leashes=leashes(settings),
-        on_step=run.on_step,
+        on_step=run.on_step if is_main() else None,
+    )
+    trainer.add_callback(SavesOnlySound())
+    # Of a sharded model the Trainer refuses checkpoints to resume from, as it takes the optimizer's state for sharded,
+    # too. Here that is of the adapter, which is whole in each process: so it is switched on after the refusal.
+    trainer.args.set_save("steps", settings.save_every_steps, total_limit=2)
+    return trainer
+
+
+def _arguments(settings: UpdateSettings, run: Run) -> TrainingArguments:
+    import torch
+    from transformers import TrainingArguments
+
+    gpu = torch.cuda.is_available()
+    recompute = run.hardware.checkpoints_gradients()
+    schedule = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+    return TrainingArguments(
+        output_dir=str(run.output),
+        learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs,
+        gradient_accumulation_steps=1,  # the trainer cuts its batches itself
+        warmup_steps=settings.warmup_share,
+        lr_scheduler_type=schedule,
+        max_grad_norm=settings.max_grad_norm,
+        gradient_checkpointing=recompute,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if recompute else None,
+        bf16=run.hardware.in_bf16(),
+        use_cpu=not gpu,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # on, it logs a loss that is not a number as 0
+        save_strategy="no",  # until `_trainer` switches it on
+        report_to="none",
+        disable_tqdm=True,
+        seed=run.seed,
+        data_seed=run.seed,
+        dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,  # every forward pass reads the whole adapter
+        ddp_broadcast_buffers=False,  # a forward pass that only one process needs must not wait for the others
+        remove_unused_columns=False,
     )
 
 
@@ -170,7 +199,7 @@ def with_reference(
     trainer: PolicyTrainer, items: Sequence[Item], champion: Champion, run: Run, micro_batch: int
 ) -> list[Item]:
     """Items with the log-probabilities of their completions under the champion, which the trainer still is."""
-    dtype = "bf16" if fast_bf16() else "fp32"
+    dtype = "bf16" if run.hardware.in_bf16() else "fp32"
     file = cache_file(_cache(run), champion.base_id, champion.adapter, dtype)
     found = _logprobs(trainer, items, file, micro_batch)
     items = [replace(item, reference=logps) for item, logps in zip(items, found, strict=True)]
@@ -201,7 +230,9 @@ def _logprobs(
 
 
 def _cache(run: Run) -> Path:
-    return run.cache or run.output / "reference"
+    """Over sharded weights all processes must find the same ones known: in a folder that no other run writes to."""
+    own = run.cache is None or run.hardware.sharded
+    return run.output / "reference" if own or run.cache is None else run.cache
 
 
 def curve_of(history: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -222,24 +253,12 @@ def refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
     Raises:
         TrainingError: one is not.
     """
+    from training.soundness import finite
+
     bad = [entry for entry in curve if not math.isfinite(entry["loss"])]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if bad or not curve or not all(bool(p.isfinite().all()) for p in trained):
+    if bad or not curve or not finite(model):
         raise TrainingError(
             "Training diverged: a loss or a weight is not a finite number. No adapter was written.",
             got=bad[:1] or ("a weight that is not finite" if curve else "no step was logged"),
             next_step="lower the learning_rate of the method in [train]",
         )
-
-
-def _disk(error: OSError, output: Path) -> TrainingError | OSError:
-    """What to do about a full disk; any other fault as it was."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
-    kept = last_complete_checkpoint(output)
-    return TrainingError(
-        "The disk is full.",
-        got=f"{shutil.disk_usage(output).free >> 20} MiB free at {output}",
-        allowed="room for two checkpoints",
-        next_step=f"free some space and run again; it goes on from {Path(kept).name if kept else 'the start'}",
-    )

@@ -181,23 +181,23 @@ class Objective:
         """() KL of the policy to the champion, over the items of the whole step and of all processes."""
         import torch
 
+        from training.hardware import over_processes, world
         from training.logprobs import token_logprobs
         from training.losses import kto_kl
-        from training.sequences import batches_by_length
+        from training.sequences import own_batches
 
         with_other = [item for item in items if len(item.sequences) > 1]
-        size = 2 * self.config.micro_batch_rows
-        ratios = []
-        for batch in batches_by_length([len(item.sequences[1]) for item in with_other], size):
+        lengths = [len(item.sequences[1]) for item in with_other]
+        total, count = 0.0, 0.0
+        for batch, counts in own_batches(lengths, 2 * self.config.micro_batch_rows, *world()):
             found = token_logprobs(model, [with_other[i].sequences[1] for i in batch])
-            ratios += [
-                (t.sum() - with_other[i].reference[1].sum()) for i, t in zip(batch, found, strict=True)
-            ]
-        kl = kto_kl(torch.stack(ratios)) if ratios else torch.zeros(())
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(kl)
-            kl = kl / torch.distributed.get_world_size()
-        return kl
+            if counts:
+                ratios = [
+                    t.sum() - with_other[i].reference[1].sum() for i, t in zip(batch, found, strict=True)
+                ]
+                total, count = total + float(torch.stack(ratios).sum()), count + len(ratios)
+        total, count = over_processes({"kl": (total, count)})["kl"]
+        return kto_kl(torch.tensor([total / count])) if count else torch.zeros(())
 
     def terms(self, model: Any, items: Sequence[Item], step: Tensor) -> Terms:
         """Loss of each reply."""

@@ -89,8 +89,9 @@ def train(
     items = [item for name in parts for item in parts[name]]
     steps = put_together(items, shares, config, run.seed)
     rows = {f"{name}_rows": float(len(part)) for name, part in parts.items()}
+    # The steps already hold `epochs` passes over the rows: they are gone through once.
     return fit(
-        config,
+        config.model_copy(update={"epochs": 1.0}),
         champion,
         run,
         items,

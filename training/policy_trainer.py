@@ -5,6 +5,9 @@ of the whole step. So the gradient is that of the batch however it is cut (accum
 not), nothing is computed for padding that sorting can save, and what a loss needs to know about the whole batch
 (KTO's KL, importance weights) is known before the first of its parts.
 
+Of several processes each is given the whole step and takes its passes of it: so the step has the rows it would have
+with one process, and an uneven rest is no special case.
+
 Importing this module imports torch and transformers: do it inside functions.
 """
 
@@ -17,11 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from training.hardware import over_processes, world
 from training.leash import Leash
-from training.sequences import Tokens, batches_by_length
+from training.sequences import Tokens, own_batches
 from training.update import OnStep
 
 Sums = dict[str, tuple[float, float]]
@@ -68,7 +74,7 @@ class Objective(Protocol):
     """A loss over items."""
 
     def prepare(self, model: Any, items: Sequence[Item]) -> Any:
-        """What the loss must know of the whole step; called without gradients."""
+        """What the loss must know of the whole step; called without gradients, in every process with all items."""
         ...
 
     def terms(self, model: Any, items: Sequence[Item], step: Any) -> Terms:
@@ -100,16 +106,18 @@ class PolicyTrainer(Trainer):
         model.train()
         items: list[Item] = [_on(item, self.args.device) for item in inputs["items"]]
         weights = {leash.name: leash.weight(self.state.log_history) for leash in self.leashes}
+        rank, processes = world()
         with torch.no_grad(), self.compute_loss_context_manager():
             step = self.objective.prepare(model, items)
         total = torch.zeros((), device=self.args.device)
-        for part in batches_by_length([item.tokens for item in items], self.micro_batch):
+        for part, counts in own_batches([item.tokens for item in items], self.micro_batch, rank, processes):
             with self.compute_loss_context_manager():
                 loss, sums = self._part([items[i] for i in part], model, step, weights)
-                loss = loss / len(items)
+                # Gradients are averaged over the processes, and each has a part of the step's rows.
+                loss = loss * (counts * processes / len(items))
             self.accelerator.backward(loss)
             total += loss.detach()
-            self._sums = added(self._sums, sums)
+            self._sums = added(self._sums, sums) if counts else self._sums
         self._sums |= {f"{name}_weight": (weight, 1.0) for name, weight in weights.items()}
         self.tokens_seen += sum(item.tokens for item in items)
         return total
@@ -129,10 +137,25 @@ class PolicyTrainer(Trainer):
                 loss = loss + weights[leash.name] * far.sum()
         return loss, sums
 
+    def get_train_dataloader(self) -> DataLoader:
+        """Whole steps, the same in every process."""
+        if self.args.world_size == 1:
+            return super().get_train_dataloader()
+        loader: Any = DataLoader(
+            self.train_dataset,  # type: ignore[arg-type]
+            batch_size=self._train_batch_size,
+            sampler=self._get_train_sampler(),
+            collate_fn=self.data_collator,
+        )
+        return prepare_data_loader(
+            loader, num_processes=1, process_index=0, use_seedable_sampler=True, data_seed=self.args.data_seed
+        )
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's own metrics to what the Trainer logs."""
         if "loss" in logs:
-            logs |= {name: total / max(n, 1e-12) for name, (total, n) in self._sums.items()}
+            sums = over_processes(self._sums)
+            logs |= {name: total / max(n, 1e-12) for name, (total, n) in sums.items()}
             self._sums = {}
         super().log(logs, start_time)
 

@@ -97,3 +97,23 @@ def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def own_batches(lengths: Sequence[int], size: int, rank: int, processes: int) -> list[tuple[list[int], bool]]:
+    """The batches by length that fall to one of several processes, as many to each.
+
+    Processes that average gradients, or gather the weights of a layer, wait for each other in every pass: where the
+    batches do not divide evenly, a process that has none left repeats one that counts for nothing.
+
+    Args:
+        lengths: of all sequences, in every process the same.
+        size: sequences of a batch, at most.
+        rank: which process, from 0.
+        processes: how many there are.
+
+    Returns:
+        Positions of each batch, and whether it counts.
+    """
+    batches = batches_by_length(lengths, size)
+    idle = [(batches[-1], False)] * (-len(batches) % processes) if batches else []
+    return [*((batch, True) for batch in batches), *idle][rank::processes]

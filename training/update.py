@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from training.errors import TrainingError
+from training.hardware import Hardware
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,8 @@ class Run:
     """Called with (step, total steps, metrics) after every optimizer step."""
     on_samples: Callable[[int, list[dict[str, Any]]], None] | None = None
     """Called with (step, completions as plain rows) whenever completions were sampled."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Precision, sharding and processes."""
 
 
 class Method(Protocol):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.oracles.finding import Comparison, oracle, same
 from training.oracles.given import quiet
-from training.oracles.plain import weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OWN = ("dpo", "kto", "online", "words", "grpo")
 
@@ -34,7 +36,7 @@ def _own() -> Saver:
 @oracle(
     *OWN,
     protects="an update that trains nothing, trains the base, or saves something else than it trained",
-    reference="FACTS: saved adapters without weights; ms-swift#9855",
+    reference="ms-swift#9855, rollouts of the base instead of the new adapter",
 )
 def adapter(subject: Saver | None) -> Iterator[Comparison]:
     """One step on a champion whose B is zero, saved and loaded again."""
@@ -51,7 +53,7 @@ def adapter(subject: Saver | None) -> Iterator[Comparison]:
         save_adapter(tiny.policy(moved=0.0), tiny.BASE_ID, folder / "champion")
         model = own.load(Champion(tiny.base(), tiny.BASE_ID, folder / "champion"))
         ids = torch.arange(4, 20)[None]
-        before, base = weights(model, trained=True), weights(model, trained=False)
+        before = _halves(model)
         for _ in range(2):  # while B is zero, A has no gradient
             loss = model(input_ids=ids, labels=ids).loss
             model.zero_grad()
@@ -60,12 +62,10 @@ def adapter(subject: Saver | None) -> Iterator[Comparison]:
                 for weight in model.parameters():
                     if weight.requires_grad and weight.grad is not None:
                         weight -= 0.5 * weight.grad
-        moved = weights(model, trained=True)
-        share = float((moved != before).float().mean()) if len(before) else 0.0
-        yield Comparison("share of the adapter's weights that moved", share, 1.0, 0.05)
-        yield Comparison(
-            "weights of the base that moved", float((weights(model, trained=False) != base).sum()), 0.0
-        )
+        after = _halves(model)
+        for half, share in (("lora_A", 1.0), ("lora_B", 1.0), ("base", 0.0)):
+            moved = float((after[half] != before[half]).float().mean())
+            yield Comparison(f"share of {half} that moved", moved, share, 0.05 if share else 0.0)
         kinds = {str(p.dtype) for p in model.parameters() if p.requires_grad}
         yield Comparison("number format of the adapter", " ".join(sorted(kinds)), "torch.float32")
         with torch.no_grad():
@@ -81,15 +81,27 @@ def adapter(subject: Saver | None) -> Iterator[Comparison]:
         )
 
 
+def _halves(model: Any) -> dict[str, Tensor]:
+    """All weights of the adapter's two halves and of the base, by name and not by what is trained."""
+    import torch
+
+    named: dict[str, list[Tensor]] = {"lora_A": [], "lora_B": [], "base": []}
+    for name, weight in model.named_parameters():
+        half = next((h for h in ("lora_A", "lora_B") if f".{h}." in name), "base")
+        named[half].append(weight.detach().flatten().clone())
+    return {half: torch.cat(found) for half, found in named.items()}
+
+
 @oracle(
     "dpo",
     "kto",
+    "online",
     "words",
-    protects="reference log-probabilities that are kept and are not those of the champion",
+    protects="reference log-probabilities that are not those of the champion, or change with the policy",
     reference="trl#1139",
 )
 def reference(subject: Callable[..., Any] | None) -> Iterator[Comparison]:
-    """What is kept on disk beside a plain pass, asked twice; the subject is called as `reference_logprobs`."""
+    """What is kept on disk, before and after the policy moved; the subject is called as `reference_logprobs`."""
     import contextlib
 
     import torch
@@ -99,23 +111,15 @@ def reference(subject: Callable[..., Any] | None) -> Iterator[Comparison]:
     from training.oracles.plain import logprobs
     from training.reference import reference_logprobs
 
-    _, items = objective("dpo")
-    sequences = [s for item in items for s in item.sequences]
-    model = tiny.policy(dropout=0.3).train()  # what is kept must not depend on dropout
     with quiet() as folder:
-        for attempt in ("computed", "read again"):
+        sequences = [s for item in objective("dpo")[1] for s in item.sequences]
+        model = tiny.policy(dropout=0.3)
+        with torch.no_grad():
+            champion = torch.cat([logprobs(model.eval(), s) for s in sequences])
+        for when in ("computed", "read again after the policy moved"):
+            model.train()  # what is kept must not depend on dropout
             found = (subject or reference_logprobs)(
                 model, sequences, folder / "kept.arrow", batch_size=5, autocast=contextlib.nullcontext
             )
-            model.eval()
-            with torch.no_grad():
-                right = torch.cat([logprobs(model, s) for s in sequences])
-            yield same(attempt, torch.cat([torch.as_tensor(f) for f in found]), right, rel=1e-5)
-            tiny.move(model, 0.1)  # the policy moves, the champion does not
-            model = _restored(model, attempt)
-
-
-def _restored(model: Any, attempt: str) -> Any:
-    from training import tiny
-
-    return tiny.policy(dropout=0.3) if attempt == "computed" else model
+            yield same(when, torch.cat([torch.as_tensor(f) for f in found]), champion, rel=1e-5)
+            tiny.move(model, 0.1)

@@ -91,9 +91,10 @@ def quiet() -> Iterator[Path]:
 
     bars = datasets.are_progress_bars_disabled()
     level = transformers.logging.get_verbosity()
+    loading = transformers.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
     trl = logging.getLogger("trl")
     before = trl.level
     trl.setLevel(logging.ERROR)
@@ -107,6 +108,7 @@ def quiet() -> Iterator[Path]:
         gc.unfreeze()
         trl.setLevel(before)
         transformers.logging.set_verbosity(level)
-        transformers.utils.logging.enable_progress_bar()
+        if loading:
+            transformers.logging.enable_progress_bar()
         if not bars:
             datasets.enable_progress_bars()

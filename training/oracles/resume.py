@@ -23,7 +23,7 @@ class _Stopped(Exception):
     "online",
     "words",
     protects="a resumed run that skips rows, repeats them, or draws other random numbers",
-    reference="verl PR#4199; FACTS C item 4",
+    reference="verl PR#4199",
 )
 def resume(subject: Callable[..., Any] | None) -> Iterator[Comparison]:
     """Six steps of pairs with dropout, in one go and stopped in the fifth; the subject is called as `fit.fit`."""
