@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from training.errors import TrainingError
+
 
 class LoraSettings(BaseModel):
     """Shape of the adapter. It is fixed by the first champion; every later update continues it."""
@@ -26,6 +28,9 @@ class LoraSettings(BaseModel):
     """Which linear layers are adapted."""
     last_layers: int | None = Field(default=None, ge=1)
     """Adapt only this many of the last decoder layers; the backward pass then stops there. None adapts all."""
+    full_weights: bool = False
+    """Train the weights of these layers themselves, in full, instead of low-rank updates of them. The adapter is then
+    as large as they are; `r`, `alpha` and `dropout` are not used, and learning rates are some ten times smaller."""
 
 
 def new_adapter(base: Path, base_id: str, output: Path, settings: LoraSettings, seed: int) -> Path:
@@ -44,15 +49,41 @@ def new_adapter(base: Path, base_id: str, output: Path, settings: LoraSettings, 
 
     set_seed(seed)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    config = LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        task_type="CAUSAL_LM",
-        **_where(model, settings),
-    )
+    low_rank = {"r": settings.r, "lora_alpha": settings.alpha, "lora_dropout": settings.dropout}
+    shape = _whole(model, settings) if settings.full_weights else {**low_rank, **_where(model, settings)}
+    config = LoraConfig(task_type="CAUSAL_LM", **shape)
     save_adapter(get_peft_model(model, config), base_id, output)
     return output
+
+
+def _whole(model: Any, settings: LoraSettings) -> dict[str, Any]:
+    """PEFT's words for whole layers: copies that it trains and saves beside the base's own.
+
+    PEFT wants a low-rank layer, too. The smallest one is that, at a rank at which any change of its weight is possible.
+    """
+    import torch
+
+    wanted = settings.target_modules
+    depth = int(model.config.num_hidden_layers)
+    first = 0 if settings.last_layers is None else max(0, depth - settings.last_layers)
+    layers = model.get_decoder().layers
+    linear = {
+        f"layers.{number}.{name}": module
+        for number in range(first, depth)
+        for name, module in layers[number].named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and (wanted == "all-linear" or name.rsplit(".", 1)[-1] in ([wanted] if isinstance(wanted, str) else wanted))
+    }
+    if not linear:
+        raise TrainingError(
+            "No linear layer has that name.",
+            got=wanted,
+            allowed=", ".join(sorted({n.rsplit(".", 1)[-1] for n, m in layers[0].named_modules() if hasattr(m, "weight")})),
+            next_step="correct [model.lora] target_modules",
+        )
+    *whole, smallest = sorted(linear, key=lambda name: (-linear[name].weight.numel(), name))
+    rank = min(linear[smallest].weight.shape)
+    return {"target_modules": [smallest], "r": rank, "lora_alpha": rank, "modules_to_save": whole}
 
 
 def _where(model: Any, settings: LoraSettings) -> dict[str, Any]:

@@ -65,3 +65,34 @@ def test_only_the_last_layers_are_adapted_when_asked(tiny_base: Path, tmp_path: 
     names = list(load_file(made / "adapter_model.safetensors"))
     assert len(names) == 4
     assert all(".layers.1." in n and ("q_proj" in n or "v_proj" in n) for n in names)
+
+
+def test_full_weights_are_a_champion_like_any_other(tiny_base: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from tests.unit.training.test_dpo import update
+
+    settings = LoraSettings(full_weights=True)
+    champion = new_adapter(tiny_base, "test:tiny", tmp_path / "full", settings, seed=1)
+    base = AutoModelForCausalLM.from_pretrained(tiny_base).eval()
+    ids = torch.arange(3, 60)[None]
+    before = {name: weight.clone() for name, weight in base.named_parameters()}
+    with torch.inference_mode():
+        wanted = base(ids).logits
+        adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_base), str(champion))
+        torch.testing.assert_close(adapted.eval()(ids).logits, wanted, rtol=0, atol=0)
+    moved = update(tiny_base, champion, tmp_path / "update", learning_rate=1e-3).adapter
+    start, end = (load_file(where / "adapter_model.safetensors") for where in (champion, moved))
+    whole = [name for name in end if "lora_" not in name]
+    assert len(whole) == 13  # of 14 linear layers; the smallest one has an update of full rank
+    for name, weight in end.items():
+        if name in whole:
+            assert weight.shape == before[name.removeprefix("base_model.model.")].shape
+        assert not torch.equal(weight, start[name]) or name.endswith("lora_A.weight"), name
+    with torch.inference_mode():
+        learned = PeftModel.from_pretrained(base, str(moved)).eval()
+        assert not torch.allclose(learned(ids).logits, wanted, atol=1e-3)
+        with learned.disable_adapter():
+            torch.testing.assert_close(learned(ids).logits, wanted, rtol=0, atol=0)
