@@ -37,7 +37,7 @@ from rollout.connection import RegistryConfig
 from training.adapter import LoraSettings
 from training.dpo import Config as DPOConfig
 from training.grpo import Config as GRPOConfig
-from training.hardware import Hardware
+from training.hardware import Hardware, refuse_unfit
 from training.kto import Config as KTOConfig
 from training.mix import Config as MixConfig
 from training.online import Config as OnlineConfig
@@ -263,6 +263,8 @@ def _check_names(project: Project) -> None:
     check_reward_gates(project.reward_gates)
     if not project.model.base.startswith(SCHEMES):
         raise UnknownScheme(project.model.base)
+    hardware = project.train.hardware
+    refuse_unfit(hardware, processes=hardware.processes, method=project.train.method)
     prompts = project.evaluation.prompts
     if prompts is not None and not prompts.is_file():
         raise ConfigError(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Switch = Literal["auto", "on", "off"]
 ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 """What `accelerate launch` sets to shard a model after its own settings; on a CPU the first is ignored in silence."""
+ALONE = frozenset({"grpo"})
+"""Methods that run in one process."""
 UNEVEN = frozenset({"words", "mix"})
 """Methods whose forward passes depend on which rows a process has: over sharded weights they would wait for ever."""
 
@@ -101,6 +103,13 @@ def refuse_unfit(
             got=f"{processes} of them",
             allowed=f"{hardware.processes} ([train.hardware] processes)",
             next_step="run `palate train`, which starts them; not torchrun or accelerate launch",
+        )
+    if processes > 1 and method in ALONE:
+        raise TrainingError(
+            "This method runs in one process.",
+            got=f"method {method}, processes = {processes}",
+            allowed="processes = 1",
+            next_step="set [train.hardware] processes = 1",
         )
     if hardware.sharded and method in UNEVEN:
         raise TrainingError(

@@ -22,12 +22,10 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from training.errors import NotEnoughPreferences, TrainingError
-from training.hardware import Hardware
+from training.hardware import Hardware, refuse_unfit
 from training.result import TrainResult, read_result
 from training.update import Champion, Data, Run, method
 
-ALONE = frozenset({"grpo"})
-"""Methods that run in one process."""
 RESULT = "result.json"
 FOLDER = "processes"
 _KEPT_LINES = 30
@@ -50,13 +48,7 @@ def train(name: str, config: BaseModel, champion: Champion, data: Data, run: Run
             raises.
         NotEnoughPreferences: too few usable rows.
     """
-    if name in ALONE:
-        raise TrainingError(
-            "This method runs in one process.",
-            got=f"method {name}, processes = {run.hardware.processes}",
-            allowed="processes = 1",
-            next_step="set [train.hardware] processes = 1",
-        )
+    refuse_unfit(run.hardware, processes=run.hardware.processes, method=name)
     method(name)
     done = run.output / RESULT
     if done.is_file():

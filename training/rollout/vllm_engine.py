@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 class VLLMEngine:
     """See the module, and `training.rollout.engine.Engine`."""
 
-    def __init__(self, base: Path, *, slots: int = 256, memory_share: float = 0.3) -> None:
+    def __init__(
+        self, base: Path, *, slots: int = 256, memory_share: float = 0.3, sleeps: bool = True
+    ) -> None:
         """An engine that samples nothing yet.
 
         Args:
             base: directory of the base model.
             slots: rows decoded side by side.
             memory_share: share of the device's memory that vLLM may take; training needs the rest.
+            sleeps: between generations its weights go to the host's memory and its cache is given up, so that training
+                has the device to itself.
 
         Raises:
             RolloutError: vLLM is not installed.
@@ -42,7 +46,8 @@ class VLLMEngine:
                 next_step='pip install vllm on a machine with CUDA, or set [train.grpo] engine = "transformers"',
             ) from error
         self._vllm: Any = vllm
-        self.base, self.slots, self.memory_share = base, slots, memory_share
+        self.base, self.slots, self.memory_share, self.sleeps = base, slots, memory_share, sleeps
+        self._asleep = False
         self._version = -1
         self._llm: Any = None
         self._adapter: Any = None
@@ -65,6 +70,7 @@ class VLLMEngine:
             gpu_memory_utilization=self.memory_share,
             logprobs_mode="processed_logprobs",
             enable_prefix_caching=True,
+            enable_sleep_mode=self.sleeps,
         )
 
     def update(self, adapter: Mapping[str, Tensor], version: int) -> None:
@@ -89,6 +95,9 @@ class VLLMEngine:
             raise RolloutError(
                 "The engine was given no policy to sample from.", next_step="call load and update"
             )
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
         engine = self._llm.llm_engine
         for place, ids in enumerate(prompts):
             parameters = self._vllm.SamplingParams(
@@ -110,6 +119,9 @@ class VLLMEngine:
             for output in engine.step():
                 if output.finished:
                     yield _group(output, sampling, self._version)
+        if self.sleeps:
+            self._llm.sleep(level=1)
+            self._asleep = True
 
 
 def _group(output: Any, sampling: Sampling, version: int) -> Group:
