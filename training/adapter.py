@@ -72,13 +72,18 @@ def _whole(model: Any, settings: LoraSettings) -> dict[str, Any]:
         for number in range(first, depth)
         for name, module in layers[number].named_modules()
         if isinstance(module, torch.nn.Linear)
-        and (wanted == "all-linear" or name.rsplit(".", 1)[-1] in ([wanted] if isinstance(wanted, str) else wanted))
+        and (
+            wanted == "all-linear"
+            or name.rsplit(".", 1)[-1] in ([wanted] if isinstance(wanted, str) else wanted)
+        )
     }
     if not linear:
         raise TrainingError(
             "No linear layer has that name.",
             got=wanted,
-            allowed=", ".join(sorted({n.rsplit(".", 1)[-1] for n, m in layers[0].named_modules() if hasattr(m, "weight")})),
+            allowed=", ".join(
+                sorted({n.rsplit(".", 1)[-1] for n, m in layers[0].named_modules() if hasattr(m, "weight")})
+            ),
             next_step="correct [model.lora] target_modules",
         )
     *whole, smallest = sorted(linear, key=lambda name: (-linear[name].weight.numel(), name))

@@ -70,7 +70,7 @@ def train(
     config: Config,
     champion: Champion,
     data: Data,
-    scorer: Scorer | None,  # noqa: ARG001
+    scorer: Scorer | None,
     run: Run,
 ) -> TrainResult:
     """Continue the champion's adapter on the pairs of the train split.
@@ -95,6 +95,8 @@ def train(
         micro_batch=config.micro_batch_pairs,
         metrics=metrics,
         left_out=left_out,
+        data=data,
+        scorer=scorer,
     )
 
 

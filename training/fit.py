@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from training.adapter import save_adapter
 from training.errors import TrainingError
 from training.full_disk import stops_when_full
+from training.hacking import RewardHacked
 from training.hardware import Hardware, is_main, refuse_unfit, refuse_whole, sharding, together
 from training.leash import Leash
 from training.reference import cache_file, reference_logprobs
-from training.result import TrainResult, last_complete_checkpoint, read_result, write_result
+from training.result import TrainResult, last_complete_checkpoint, read_result, write_alarm, write_result
 from training.settings import UpdateSettings
-from training.update import Champion, Run
+from training.update import Champion, Data, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import TrainingArguments
 
+    from reward_models.scorer import Scorer
     from training.policy_trainer import Item, Objective, PolicyTrainer
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ def fit(
     left_out: dict[str, int],
     check: Callable[[Sequence[Item]], dict[str, float]] | None = None,
     steps: Sequence[Sequence[int]] | None = None,
+    data: Data | None = None,
+    scorer: Scorer | None = None,
 ) -> TrainResult:
     """Train on items, save the adapter, write the result.
 
@@ -78,10 +82,15 @@ def fit(
         check: sees the items with their references before any training; what it returns joins the metrics.
         steps: places of the items of each optimizer step, where a method puts its steps together itself; `per_step` is
             then how many of these make one.
+        data: whose prompts are answered while it learns, see `training.watching`; None answers none.
+        scorer: what pays those replies.
 
     Raises:
+        RewardHacked: the reward was being gamed (exit code 3).
         TrainingError: the loss or a weight is not finite, or the disk is full.
     """
+    from training.watching import watching
+
     with stops_when_full(run.output):
         run.output.mkdir(parents=True, exist_ok=True)
         trainer = _trainer(settings, champion, run, items, objective, per_step, micro_batch)
@@ -91,8 +100,22 @@ def fit(
         metrics = {**metrics, **(check(referenced) if check else {})}
         with together(trainer.args):
             start = last_complete_checkpoint(run.output)
-        outcome = trainer.train(resume_from_checkpoint=start)
+        watch = None
+        if data is not None:
+            planned = math.ceil(math.ceil(len(put_together) / per_step) * settings.epochs)
+            watch = watching(settings, champion, data, scorer, run, planned)
+        if watch is not None:
+            trainer.add_callback(watch)
+        try:
+            outcome = trainer.train(resume_from_checkpoint=start)
+        except RewardHacked as hacked:
+            write_alarm(run.output, hacked.alarm, curve_of(trainer.state.log_history))
+            raise
         metrics["train_s"] = float(outcome.metrics.get("train_runtime", 0.0))
+        if watch is not None:
+            metrics["hacked"] = float(watch.alarm is not None)
+            if watch.alarm is not None:
+                write_alarm(run.output, watch.alarm, curve_of(trainer.state.log_history))
         return _finished(trainer, champion, run, metrics, left_out)
 
 
@@ -237,7 +260,7 @@ def _cache(run: Run) -> Path:
 
 def curve_of(history: list[dict[str, float]]) -> list[dict[str, float]]:
     """One entry for each optimizer step: its number, loss and the method's own metrics."""
-    skip = {"epoch", "step", "total_flos"}
+    skip = {"epoch", "step", "total_flos", "watched"}
     return [
         {"step": float(entry["step"]), **{k: float(v) for k, v in entry.items() if k not in skip}}
         for entry in history

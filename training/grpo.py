@@ -24,22 +24,22 @@ pass computes the old log-probabilities then.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from training.adapter import save_adapter
-from training.errors import NotEnoughPreferences, TrainingError
-from training.grpo_prompts import Chosen, choose
+from training.errors import NotEnoughPreferences
+from training.full_disk import stops_when_full
+from training.grpo_prompts import Chat, Chosen, Row, choose
 from training.hacking import HackingSettings, RewardHacked
-from training.result import TrainResult, last_complete_checkpoint, read_result, write_result
+from training.result import TrainResult, last_complete_checkpoint, read_result, write_alarm
 from training.reward_sources import RewardError, RewardSettings, sources_of
 from training.update import Champion, Data, Need, Run
 
 if TYPE_CHECKING:
     from reward_models.scorer import Scorer
+    from training.rendered import NotRendered, Rendered
 
 NEEDS: frozenset[Need] = frozenset({"served", "scorer"})
 
@@ -80,8 +80,14 @@ class Config(BaseModel):
     """Allow `top_p` and `top_k` all the same."""
     max_new_tokens: int = Field(default=128, ge=1)
     """Longest reply, in tokens."""
-    max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longer prompts are left out and counted."""
+    max_prompt_tokens: int = Field(default=512, ge=16)
+    """Longest prompt, in tokens."""
+    overlong: Literal["cut", "leave_out"] = "cut"
+    """`cut` leaves out the oldest turns of a prompt that is too long; the system message and the last question stay."""
+    use_logged_tokens: bool = True
+    """Take a prompt's token ids as they were logged instead of rendering its messages."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Switches of the chat template that the product sets, such as { enable_thinking = false }."""
     max_prompts: int = Field(default=4096, ge=1)
     """At most this many distinct prompts."""
     min_prompts: int = Field(default=8, ge=1)
@@ -150,7 +156,8 @@ def train(config: Config, champion: Champion, data: Data, scorer: Scorer | None,
     Raises:
         NotEnoughPreferences: fewer than `min_prompts` prompts.
         RewardHacked: the reward was being gamed (exit code 3).
-        TrainingError: nothing to learn from, a reward that never works, or a loss or weight that is not finite.
+        TrainingError: nothing to learn from, a reward that never works, a loss or weight that is not finite, or a full
+            disk.
     """
     done = run.output / "result.json"
     if done.is_file():
@@ -162,14 +169,16 @@ def train(config: Config, champion: Champion, data: Data, scorer: Scorer | None,
         from reward_models.scorer import refuse_shared_rows
 
         refuse_shared_rows(scorer, run.heldout)
-    run.output.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(champion)
     chosen = _chosen(config, tokenizer, data, run)
     from training.grpo_assembly import assembled
+    from training.grpo_finish import finished
 
-    with _faster(assembled(config, champion, chosen, sources, tokenizer, run)) as trainer:
-        hacked = _run(trainer, config, run)
-    return _finish(trainer, config, champion, chosen, run, hacked)
+    with stops_when_full(run.output):
+        run.output.mkdir(parents=True, exist_ok=True)
+        with _faster(assembled(config, champion, chosen, sources, tokenizer, run)) as trainer:
+            hacked = _run(trainer, config, run)
+        return finished(trainer, config, champion, chosen, run, hacked)
 
 
 def _tokenizer(champion: Champion) -> Any:
@@ -182,22 +191,22 @@ def _tokenizer(champion: Champion) -> Any:
 
 
 def _chosen(config: Config, tokenizer: Any, data: Data, run: Run) -> Chosen:
-    def encode(messages: Any) -> list[int]:
-        return list(
-            tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False
-            )
+    from training.grpo_rendering import attempt_prompt
+    from training.rendering import RenderSettings
+
+    settings = RenderSettings(
+        max_tokens=config.max_prompt_tokens,
+        overlong=config.overlong,
+        use_logged_tokens=config.use_logged_tokens,
+        template_options=config.template_options,
+    )
+
+    def rendered(row: Row) -> tuple[Rendered, Chat] | NotRendered:
+        return attempt_prompt(
+            tokenizer, row["messages"], settings=settings, tools=row["tools"], logged_ids=row["prompt_ids"]
         )
 
-    chosen = choose(
-        data.served,
-        data.preferences,
-        encode,
-        vocabulary=len(tokenizer),
-        max_tokens=config.max_prompt_tokens,
-        max_prompts=config.max_prompts,
-        seed=run.seed,
-    )
+    chosen = choose(data.served, data.preferences, rendered, max_prompts=config.max_prompts, seed=run.seed)
     if len(chosen.prompts) < config.min_prompts:
         unused = ", ".join(f"{reason}: {n}" for reason, n in chosen.left_out.items())
         raise NotEnoughPreferences(
@@ -237,77 +246,13 @@ def _no_texts_in_the_log() -> Iterator[None]:
 
 def _run(trainer: Any, config: Config, run: Run) -> RewardHacked | None:
     """Train to the end, or to an alarm where that is only to be marked."""
+    from training.grpo_finish import curve_of
+
     try:
         trainer.train(resume_from_checkpoint=last_complete_checkpoint(run.output))
     except RewardHacked as hacked:
-        _write_alarm(hacked, trainer, run)
+        write_alarm(run.output, hacked.alarm, curve_of(trainer))
         if config.hacking.action == "raise":
             raise
         return hacked
     return None
-
-
-def _write_alarm(hacked: RewardHacked, trainer: Any, run: Run) -> None:
-    """Keep why the run was stopped, and what it looked like until then, as `hacked.json`."""
-    import json
-    from dataclasses import asdict
-
-    from training.grpo_trainer import curve_entry
-
-    body = {
-        **(asdict(hacked.alarm) if hacked.alarm else {}),
-        "curve": [curve_entry(entry) for entry in trainer.state.log_history if "loss" in entry],
-    }
-    partial = run.output / "hacked.partial"
-    partial.write_text(json.dumps(body, indent=1))
-    partial.replace(run.output / "hacked.json")
-
-
-def _finish(
-    trainer: Any, config: Config, champion: Champion, chosen: Chosen, run: Run, hacked: RewardHacked | None
-) -> TrainResult:
-    from training.grpo_rollout import nothing_to_learn
-    from training.grpo_trainer import curve_entry
-
-    curve = [curve_entry(entry) for entry in trainer.state.log_history if "loss" in entry]
-    _refuse_not_finite(curve, trainer.model)
-    if not hacked and all(e.get("groups_teaching", 1.0) == 0 for e in curve):
-        raise nothing_to_learn(len(curve), config)
-    save_adapter(trainer.model, champion.base_id, run.output / "adapter")
-    metrics = {
-        **{name: value for name, value in curve[-1].items() if name != "step"},
-        "prompts": float(len(chosen.prompts)),
-        "prompt_ids_mismatched": float(chosen.mismatched),
-        "steps": float(trainer.state.global_step),
-        "hacked": float(hacked is not None),
-    }
-    if hacked and hacked.alarm:
-        metrics |= {
-            "hacked_step": float(hacked.alarm.step),
-            f"hacked/{hacked.alarm.quantity}": hacked.alarm.change,
-        }
-    result = TrainResult(run.output / "adapter", metrics, curve, chosen.left_out)
-    write_result(run.output / "result.json", result)
-    for checkpoint in run.output.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint, ignore_errors=True)
-    (run.output / "README.md").unlink(missing_ok=True)  # TRL's model card of the checkpoints
-    return result
-
-
-def _refuse_not_finite(curve: list[dict[str, float]], model: Any) -> None:
-    """Raise unless every logged loss and every trained weight is a finite number.
-
-    The weights are looked at too: the last step's update comes after the last logged loss.
-    """
-    import math
-
-    bad = [entry for entry in curve if not math.isfinite(entry["loss"])]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if bad or not curve or not all(bool(p.isfinite().all()) for p in trained):
-        raise TrainingError(
-            "Training diverged: a loss or a weight is not a finite number. No adapter was written.",
-            got=f"loss {bad[0]['loss']} at step {bad[0]['step']:.0f}"
-            if bad
-            else "a weight that is not finite",
-            next_step="lower [train.grpo] learning_rate",
-        )

@@ -9,15 +9,21 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from training.rendered import TOO_LONG, NotRendered, Rendered, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Chat = list[dict[str, Any]]
+Row = dict[str, Any]
+"""`messages`, `tools` and `prompt_ids` as logged, beside whom the prompt is from."""
+Render = Callable[[Row], "tuple[Rendered, Chat] | NotRendered"]
+"""A row's prompt as tokens, with the messages that are left of it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Prompt:
 
     key: str
     messages: Chat
+    """Those that `ids` show: without the turns that were cut."""
     ids: tuple[int, ...]
     """(T,) token ids, as they were served where that was logged."""
     user_id: str | None
@@ -40,19 +47,13 @@ class Chosen:
     left_out: dict[str, int]
     """Distinct prompts not used, by reason."""
     mismatched: int
-    """Prompts whose logged token ids are not what their messages render to; the logged ids are used."""
+    """Prompts that are known to differ from what was served, or whose logged token ids are not what their messages
+    render to; the logged ids are used."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What became of the prompts that were rendered: see `training.rendered.RenderCounts`."""
 
 
-def choose(
-    served: pa.Table,
-    preferences: pa.Table,
-    encode: Callable[[Chat], Sequence[int]],
-    *,
-    vocabulary: int,
-    max_tokens: int,
-    max_prompts: int,
-    seed: int,
-) -> Chosen:
+def choose(served: pa.Table, preferences: pa.Table, render: Render, *, max_prompts: int, seed: int) -> Chosen:
     """Distinct prompts of real logs: those served, or, when none is known, those of the train split's preferences.
 
     Of several rows of one prompt one is taken, by a hash with the seed: that one's user is whom it is answered for.
@@ -60,62 +61,56 @@ def choose(
     Args:
         served: SERVED rows of the split `train`.
         preferences: PREFERENCES rows; other splits are not read.
-        encode: token ids of a chat, ready to be answered.
-        vocabulary: size of the model's; logged ids beyond it are not its own.
-        max_tokens: longer prompts are left out and counted.
+        render: tokens of a chat, ready to be answered; what it refuses is left out and counted.
         max_prompts: at most so many, by a hash with the seed.
         seed: of the choice.
     """
     rows = list(_served(served)) if served.num_rows else list(_preferred(preferences))
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, Row] = {}
     ranked = sorted(
         rows, key=lambda r: (_rank(seed, r["prompt_key"]), _rank(seed, str(r["user_id"])), r["id"])
     )
     for row in ranked:
         first.setdefault(row["prompt_key"], row)
     left_out: Counter[str] = Counter()
+    outcomes: list[Rendered | NotRendered] = []
     prompts: list[Prompt] = []
-    mismatched = 0
     for row in first.values():
         if len(prompts) == max_prompts:
             left_out["over_max_prompts"] += 1
-            continue
-        ids, differs, reason = _ids(row, encode, vocabulary)
-        if not reason and len(ids) > max_tokens:
-            reason = "longer_than_max_prompt_tokens"
-        if reason:
-            left_out[reason] += 1
-            continue
-        mismatched += differs
-        prompts.append(Prompt(row["prompt_key"], row["messages"], ids, row["user_id"], row["agent"]))
-    return Chosen(prompts, dict(left_out), mismatched)
+        elif not row["messages"]:
+            left_out["not_readable"] += 1
+        elif isinstance(outcome := render(row), NotRendered):
+            outcomes.append(outcome)
+            left_out[_LEFT_OUT.get(outcome.reason, "not_rendered")] += 1
+        else:
+            tokens, messages = outcome
+            outcomes.append(tokens)
+            prompts.append(
+                Prompt(row["prompt_key"], messages, tuple(tokens.prompt_ids), row["user_id"], row["agent"])
+            )
+    counts = counted(outcomes)
+    return Chosen(prompts, dict(left_out), counts.mismatch, counts.metrics())
 
 
-def _ids(
-    row: dict[str, Any], encode: Callable[[Chat], Sequence[int]], vocabulary: int
-) -> tuple[tuple[int, ...], bool, str]:
-    """Token ids, whether the logged ones differ from the rendered, and why the row cannot be used."""
-    if not row["messages"]:
-        return (), False, "not_readable"
-    try:
-        rendered = tuple(int(i) for i in encode(row["messages"]))
-    except Exception:  # a chat template may raise anything at roles it does not know
-        rendered = ()
-    logged = tuple(row["prompt_ids"] or ())
-    if logged and all(0 <= i < vocabulary for i in logged):
-        return logged, logged != rendered, ""
-    return rendered, bool(logged), "" if rendered else "not_rendered"
+_LEFT_OUT = {TOO_LONG: "longer_than_max_prompt_tokens"}
+"""Reasons of `training.rendered` by the name that the settings have for them."""
 
 
 def _served(table: pa.Table) -> Iterator[dict[str, Any]]:
-    columns = ["interaction_id", "prompt", "prompt_key", "prompt_ids", "user_id", "agent"]
+    columns = ["interaction_id", "prompt", "prompt_key", "prompt_ids", "tools", "user_id", "agent"]
     for row in table.select(columns).to_pylist():
-        try:
-            messages = json.loads(row.pop("prompt") or "")
-        except ValueError:
-            messages = None
-        chat = messages if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) else []
-        yield {**row, "messages": chat, "id": row["interaction_id"]}
+        messages, tools = _objects(row.pop("prompt")), _objects(row.pop("tools"))
+        yield {**row, "messages": messages, "tools": tools or None, "id": row["interaction_id"]}
+
+
+def _objects(text: str | None) -> Chat:
+    """A JSON list of objects; empty where it is something else."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return []
+    return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else []
 
 
 def _preferred(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -123,7 +118,13 @@ def _preferred(table: pa.Table) -> Iterator[dict[str, Any]]:
 
     columns = ["preference_id", "prompt", "prompt_key", "user_id", "agent"]
     for row in table.filter(pc.field("split") == "train").select(columns).to_pylist():
-        yield {**row, "messages": row["prompt"], "id": row["preference_id"], "prompt_ids": None}
+        yield {
+            **row,
+            "messages": row["prompt"],
+            "id": row["preference_id"],
+            "prompt_ids": None,
+            "tools": None,
+        }
 
 
 def _rank(seed: int, text: str) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from training.errors import TrainingError
 from training.grpo_groups import Paid, paid, replies_of, sample_rows, summary
 from training.grpo_prompts import Prompt, draw_seed, refills, scheduled
-from training.hacking import HELDOUT, REWARD, Seen, decide, error_of, seen_of, text_features
+from training.hacking import EVIDENCE, HELDOUT, REWARD, Seen, decide, error_of, seen_of, text_features
 from training.reward_sources import RewardError, Source, scored
 from training.rollout.engine import Engine, Sampling
 
@@ -190,7 +190,7 @@ def watch(groups: Sequence[Paid], step: int, trainer: Any, rollouts: Any) -> Non
     history = [Seen(**entry[WATCHED]) for entry in trainer.state.log_history if WATCHED in entry]
     alarm = decide([*history, seen], config.hacking, -(-config.steps // config.iterations))
     if alarm is not None:
-        raise error_of(alarm)
+        raise error_of(alarm, run.output / EVIDENCE)
 
 
 def nothing_to_learn(generations: int, config: Config) -> NothingToLearn:

@@ -156,6 +156,8 @@ def make_trainer(
     """
     from datasets import Dataset
 
+    from training.soundness import SavesOnlySound
+
     functions = environment.pop("reward_funcs", None) or [_paid(name) for name in reward_names]
     trainer = Trainer(
         model=model,
@@ -163,7 +165,7 @@ def make_trainer(
         args=_arguments(config, run, weights),
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
-        callbacks=[Progress(figures, run.on_step)],
+        callbacks=[Progress(figures, run.on_step), SavesOnlySound()],
         rollout_func=rollouts,
         **environment,
     )
@@ -216,6 +218,7 @@ def _arguments(config: Config, run: Run, weights: Sequence[float]) -> GRPOConfig
         top_p=config.top_p,
         top_k=config.top_k,
         max_tool_calling_iterations=config.max_turns - 1,
+        chat_template_kwargs=dict(config.template_options) or None,
         shuffle_dataset=False,
         # The optimizer: one step reads one generation
         max_steps=config.steps,

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ from training.errors import TrainingError
 from training.reward_sources_rules import repeated_share, words
 
 REWARD, HELDOUT = "reward", "heldout"
+EVIDENCE = "hacked.json"
+"""File of a stopped update that says why, and what every step was like until then."""
 FEATURES = ("words", "question_share", "repetition", "hedge_share")
 _QUESTION_ENDS = ("?", "？", "؟")
 
@@ -216,13 +219,19 @@ def _quantile(level: float, free: int) -> float:
     return float(t.ppf(level, free))
 
 
-def error_of(alarm: Alarm) -> RewardHacked:
-    """The alarm as what the command line shows."""
+def error_of(alarm: Alarm, evidence: Path | None = None) -> RewardHacked:
+    """The alarm as what the command line shows.
+
+    Args:
+        alarm: why the run was stopped.
+        evidence: file that will say why, and what every step was like until then.
+    """
+    read = f"read {evidence} (the reason, and the figures of every step), " if evidence else ""
     error = RewardHacked(
         "The reward is being gamed; the run was stopped and no adapter was written.",
         got=f"at step {alarm.step}, {alarm.reason}",
         allowed=f"a change of {alarm.quantity} up to {alarm.limit:.2f}",
-        next_step=alarm.next_step,
+        next_step=f"{read}{alarm.next_step}; then run again",
     )
     error.alarm = alarm
     return error

@@ -71,7 +71,7 @@ def train(
     config: Config,
     champion: Champion,
     data: Data,
-    scorer: Scorer | None,  # noqa: ARG001
+    scorer: Scorer | None,
     run: Run,
 ) -> TrainResult:
     """Continue the champion's adapter on the single replies of the train split; as safe to kill as DPO.
@@ -93,6 +93,8 @@ def train(
         micro_batch=config.micro_batch_rows,
         metrics=metrics,
         left_out=left_out,
+        data=data,
+        scorer=scorer,
     )
 
 

@@ -72,7 +72,7 @@ def train(
     config: Config,
     champion: Champion,
     data: Data,
-    scorer: Scorer | None,  # noqa: ARG001
+    scorer: Scorer | None,
     run: Run,
 ) -> TrainResult:
     """Continue the champion's adapter by several methods at once; as safe to kill as DPO.
@@ -102,6 +102,8 @@ def train(
         left_out=left_out,
         check=lambda known: _check(config, known),
         steps=steps,
+        data=data,
+        scorer=scorer,
     )
 
 

@@ -85,7 +85,7 @@ def train(
     config: Config,
     champion: Champion,
     data: Data,
-    scorer: Scorer | None,  # noqa: ARG001
+    scorer: Scorer | None,
     run: Run,
 ) -> TrainResult:
     """Continue the champion's adapter on what was served and what users did; as safe to kill as DPO.
@@ -108,6 +108,8 @@ def train(
         metrics=metrics,
         left_out=left_out,
         check=lambda known: effective(config, known),
+        data=data,
+        scorer=scorer,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
@@ -52,6 +53,21 @@ def write_result(path: Path, result: TrainResult) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(body, indent=1))
     partial.replace(path)
+
+
+def write_alarm(output: Path, alarm: Any, curve: list[dict[str, float]]) -> Path:
+    """Keep why a run was stopped, and what it looked like until then, as `hacked.json`; its path.
+
+    Args:
+        output: directory of the update.
+        alarm: a dataclass, or None.
+        curve: one entry per step.
+    """
+    path = output / "hacked.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**(asdict(alarm) if alarm else {}), "curve": curve}, indent=1))
+    partial.replace(path)
+    return path
 
 
 def read_result(path: Path) -> TrainResult:

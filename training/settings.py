@@ -6,6 +6,28 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from training.hacking import HackingSettings
+
+
+class WatchSettings(BaseModel):
+    """How often the policy answers a few prompts while it learns, so that people and gates see what it has become."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    every_steps: int = Field(default=25, ge=0)
+    """Sample before the first step, after every so many and after the last; 0 samples nothing. An update of fewer
+    steps than this is not sampled: its candidate is evaluated at once."""
+    prompts: int = Field(default=8, ge=2)
+    """How many of the log's prompts are answered, each time the same."""
+    replies: int = Field(default=1, ge=1)
+    """Replies to each."""
+    max_new_tokens: int = Field(default=64, ge=1)
+    """Longest of these replies, in tokens."""
+    temperature: float = Field(default=1.0, gt=0)
+    """What logits are divided by when they are drawn."""
+    hacking: HackingSettings = HackingSettings()
+    """When the run is stopped because the replies game the reward."""
+
 
 class UpdateSettings(BaseModel):
     """Optimizer, schedule, checkpoints and limits. A method's own `Config` adds its loss.
@@ -41,5 +63,7 @@ class UpdateSettings(BaseModel):
     """Nats per token that the penalty's weight is adapted to keep; none keeps the weight as it is."""
     base_kl_budget: float | None = Field(default=None, gt=0)
     """The same for the distance to the base model; none does not look at it."""
+    watch: WatchSettings = WatchSettings()
+    """Replies that are sampled while the update runs."""
     save_every_steps: int = Field(default=10, ge=1)
     """A checkpoint every so many steps; a killed run goes on from the last complete one."""

@@ -70,7 +70,7 @@ def train(
     config: Config,
     champion: Champion,
     data: Data,
-    scorer: Scorer | None,  # noqa: ARG001
+    scorer: Scorer | None,
     run: Run,
 ) -> TrainResult:
     """Continue the champion's adapter on corrections and on what users wrote next; as safe to kill as DPO.
@@ -92,6 +92,8 @@ def train(
         micro_batch=config.micro_batch_rows,
         metrics=metrics,
         left_out=left_out,
+        data=data,
+        scorer=scorer,
     )
 
 

@@ -34,7 +34,9 @@ def fsdp_on_cpu(subject: Callable[..., None] | None) -> Iterator[Comparison]:
     )
     for name, environment, refused in cases:
         try:
-            (subject or refuse_unfit)(Hardware(processes=2), processes=2, method="dpo", environment=environment)
+            (subject or refuse_unfit)(
+                Hardware(processes=2), processes=2, method="dpo", environment=environment
+            )
             outcome = "accepted"
         except TrainingError:
             outcome = "refused"
