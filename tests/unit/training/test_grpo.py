@@ -37,7 +37,7 @@ def undisturbed(base: Path, moved_champion: Path, tmp_path_factory: pytest.TempP
 
 def test_a_reward_for_brevity_rises(base: Path, fresh_champion: Path, tmp_path: Path) -> None:
     changes = {
-        "steps": 10,
+        "steps": 8,
         "group_size": 8,
         "micro_batch": 8,
         "beta": 0.0,
@@ -100,7 +100,9 @@ def test_prompts_come_in_one_order_whatever_the_order_of_the_rows(
             tmp_path / str(n),
             rows=table,
             steps=3,
-            on_samples=lambda _, found, keys=keys: keys.extend(r["prompt_key"] for r in found[::4]),
+            group_size=2,
+            max_new_tokens=2,
+            on_samples=lambda _, found, keys=keys: keys.extend(r["prompt_key"] for r in found[::2]),
         )
         seen.append(keys)
     assert seen[0] == seen[1]
@@ -157,6 +159,7 @@ def test_served_prompts_go_first_and_rewards_know_the_user(
     assert result.metrics["reward"] == pytest.approx(np.mean([r["reward"] for r in samples]))
     assert result.metrics["heldout"] == pytest.approx(np.mean([len(r["completion"]) for r in samples]))
     assert result.metrics["prompt_ids_mismatched"] == 8  # what was logged is not what the template renders
+    assert result.metrics["render/logged_prompt_differs"] == result.metrics["render/rendered"] == 8
 
 
 def spiky(replies: Replies) -> list[float]:
@@ -170,10 +173,10 @@ def spiky(replies: Replies) -> list[float]:
 def test_groups_that_teach_nothing_are_counted_and_refilled(
     base: Path, fresh_champion: Path, tmp_path: Path
 ) -> None:
-    given = {"rewards": {"sources": {f"{HERE}:spiky": 1.0}, "guards": {}}, "steps": 4}
+    given = {"rewards": {"sources": {f"{HERE}:spiky": 1.0}, "guards": {}}, "steps": 3}
     without = update(base, fresh_champion, tmp_path / "0", refill_rounds=0, **given)
     refilled = update(base, fresh_champion, tmp_path / "3", refill_rounds=3, **given)
-    assert sum(e["groups_teaching"] for e in without.curve) < 12
+    assert sum(e["groups_teaching"] for e in without.curve) < 9
     for entry in without.curve:
         assert entry["zero_variance_share"] == (4 - entry["groups_teaching"]) / 4
         assert entry["groups_sampled"] == 4 and entry["groups_refilled"] == 0
@@ -301,6 +304,25 @@ def test_too_few_prompts_exit_with_code_4(base: Path, fresh_champion: Path, tmp_
     with pytest.raises(NotEnoughPreferences, match="longer_than_max_prompt_tokens: 18"):
         update(base, fresh_champion, tmp_path, max_prompt_tokens=40)
     assert not (tmp_path / "adapter").exists()
+
+
+def test_a_prompt_that_is_too_long_is_cut_and_counted(
+    base: Path, fresh_champion: Path, tmp_path: Path
+) -> None:
+    said = [{"role": role, "content": "Tell me. " * 9} for role in ("user", "assistant")]
+    rows = prompts(8, prompt=[*said, {"role": "user", "content": "And now? ☂"}])
+    rows = rows.set_column(
+        rows.schema.get_field_index("prompt_key"), "prompt_key", pa.array([f"p{n}" for n in range(8)])
+    )
+    samples: list[dict[str, Any]] = []
+    given = {"rows": rows, "steps": 1, "max_prompt_tokens": 40}
+    result = update(
+        base, fresh_champion, tmp_path, on_samples=lambda _, found: samples.extend(found), **given
+    )
+    assert result.metrics["render/cut"] == result.metrics["prompts"] == 8 and result.left_out == {}
+    assert {len(row["prompt"]) for row in samples} == {1}  # what is paid is what was answered
+    with pytest.raises(NotEnoughPreferences, match="longer_than_max_prompt_tokens: 8"):
+        update(base, fresh_champion, tmp_path / "whole", overlong="leave_out", **given)
 
 
 def test_a_diverged_run_stops_and_writes_no_adapter(base: Path, fresh_champion: Path, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ RUN: dict[str, Any] = {
     "steps": 12,
     "prompts_per_step": 6,
     "group_size": 6,
-    "micro_batch": 12,
-    "max_new_tokens": 40,
+    "micro_batch": 18,
+    "max_new_tokens": 32,
     "beta": 0.0,
     "loss": "dapo",
     "learning_rate": 2e-2,
@@ -72,7 +72,10 @@ def test_a_reward_that_is_gamed_is_caught_within_the_run(
     assert alarm.quantity == {"tokens": "words", "asking": "question_share"}[reward]
     assert alarm.step >= 4 and steps[-1] == alarm.step - 1  # no step was made on such replies
     assert not (tmp_path / "adapter").exists() and not (tmp_path / "result.json").exists()
-    kept = json.loads((tmp_path / "hacked.json").read_text())
+    assert caught.value.exit_code == 3
+    evidence = tmp_path / "hacked.json"
+    assert f"Next: read {evidence} " in str(caught.value) and str(caught.value).endswith("then run again")
+    kept = json.loads(evidence.read_text())
     assert kept["quantity"] == alarm.quantity and kept["reason"] == alarm.reason
     assert [entry["step"] for entry in kept["curve"]] == steps
 
@@ -110,8 +113,8 @@ def test_an_honest_reward_runs_to_its_end(base: Path, fresh_champion: Path, tmp_
         fresh_champion,
         tmp_path,
         heldout=Scores(lambda text: -abs(len(text.split()) - 8)),
-        **{**RUN, **paying("honest"), "learning_rate": 5e-3},
+        **{**RUN, **paying("honest"), "learning_rate": 5e-3, "steps": 8},
     )
-    assert result.metrics["hacked"] == 0 and len(result.curve) == 12
+    assert result.metrics["hacked"] == 0 and len(result.curve) == 8
     assert all(np.isfinite(entry["heldout"]) for entry in result.curve)
     assert not (tmp_path / "hacked.json").exists()

@@ -10,19 +10,24 @@ import pyarrow as pa
 from feedback.served import SERVED
 from tests.unit.reward_models.made import row, table
 from training.grpo_prompts import Chosen, choose, draw_seed, refills, scheduled
+from training.rendered import TOO_LONG, NotRendered, Rendered
 
 NONE = SERVED.empty_table()
 
 
-def encode(messages: list[dict[str, Any]]) -> list[int]:
+def render(row: dict[str, Any]) -> tuple[Rendered, list[dict[str, Any]]] | NotRendered:
+    messages = row["messages"]
     if messages[-1]["role"] == "odd":
-        raise ValueError("the template knows no such role")
-    return [ord(c) for c in messages[-1]["content"]]
+        return NotRendered("template_refuses")
+    ids = row["prompt_ids"] or [ord(c) for c in messages[-1]["content"]]
+    if len(ids) > 20:
+        return NotRendered(TOO_LONG)
+    return Rendered(ids, [], [], mismatch=bool(row["prompt_ids"])), messages
 
 
 def chosen(served: pa.Table = NONE, preferences: pa.Table | None = None, **changes: Any) -> Chosen:
-    given = {"vocabulary": 500, "max_tokens": 20, "max_prompts": 10, "seed": 3, **changes}
-    return choose(served, table([]) if preferences is None else preferences, encode, **given)
+    given = {"max_prompts": 10, "seed": 3, **changes}
+    return choose(served, table([]) if preferences is None else preferences, render, **given)
 
 
 def served(*rows: dict[str, Any]) -> pa.Table:
@@ -54,19 +59,41 @@ def test_every_distinct_prompt_is_used_once_or_counted() -> None:
     assert found.left_out == {"longer_than_max_prompt_tokens": 1, "not_rendered": 1, "not_readable": 4}
 
 
-def test_logged_ids_are_used_and_a_difference_is_counted() -> None:
+def test_what_became_of_the_prompts_is_counted() -> None:
     found = chosen(
         served(
-            {"prompt": asks("ab"), "prompt_ids": [97, 98]},
             {"prompt": asks("ab"), "prompt_ids": [7, 8, 9]},
-            {"prompt": asks("ab"), "prompt_ids": [7, 5000]},  # not of this vocabulary
-            {"prompt": asks("ab"), "prompt_ids": []},
-            {"prompt": asks("x", "odd"), "prompt_ids": [1]},  # served all the same
+            {"prompt": asks("ab")},
+            {"prompt": asks("c", "odd")},
+            {"prompt": asks("b" * 21)},
+            {"prompt": None},  # there is nothing to render
         )
     )
-    by_key = {p.key: p.ids for p in found.prompts}
-    assert by_key == {"k0": (97, 98), "k1": (7, 8, 9), "k2": (97, 98), "k3": (97, 98), "k4": (1,)}
-    assert found.mismatched == 3 and found.left_out == {}
+    assert {p.key: p.ids for p in found.prompts} == {"k0": (7, 8, 9), "k1": (97, 98)}
+    assert found.mismatched == 1
+    wanted = {
+        "rendered": 2,
+        "cut": 0,
+        "left_out": 1,
+        "mismatch": 1,
+        "unrenderable": 1,
+        "template_refuses": 1,
+        "too_long": 1,
+    }
+    assert found.metrics == {f"render/{name}": count for name, count in wanted.items()}
+
+
+def test_messages_and_tools_are_read_from_their_json() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def watched(row: dict[str, Any]) -> Any:
+        seen.append(row)
+        return render(row)
+
+    tools = [{"type": "function", "function": {"name": "wetter", "description": "für Zürich"}}]
+    rows = served({"prompt": asks("ü"), "tools": json.dumps(tools)}, {"prompt": asks("v"), "tools": "{"})
+    choose(rows, table([]), watched, max_prompts=10, seed=3)
+    assert {row["messages"][0]["content"]: row["tools"] for row in seen} == {"ü": tools, "v": None}
 
 
 def test_preferences_of_the_train_split_alone_and_only_where_nothing_was_served() -> None:

@@ -29,19 +29,17 @@ def without_times(result: TrainResult) -> tuple[dict[str, float], list[dict[str,
     return {k: v for k, v in result.metrics.items() if k not in TIMES}, curve
 
 
-def killed(base: Path, champion: Path, output: Path, step: int, **changes: Any) -> None:
-    """Run an update in a process of its own that dies after a step."""
+def started(base: Path, champion: Path, output: Path, step: int, **changes: Any) -> subprocess.Popen[bytes]:
+    """An update in a process of its own that dies after a step."""
     spec = {"base": str(base), "champion": str(champion), "output": str(output), "kill_at": step}
     file = output.parent / "spec.json"
     file.write_text(json.dumps({**spec, "changes": changes}))
-    ended = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.unit.training.grpo_case", str(file)],
         cwd=ROOT,
-        capture_output=True,
-        timeout=120,
-        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
 
 
 def test_killed_and_run_again_gives_the_undisturbed_adapter(
@@ -58,11 +56,14 @@ def test_killed_and_run_again_gives_the_undisturbed_adapter(
             "iterations": 2,
             "save_every_steps": 3,
             "refill_rounds": 1,
+            "prompts_per_step": 2,
         }  # 3 is between two uses: 4 it is
+        killed = started(base, moved_champion, tmp_path / "b", 5, **changes)
         wanted = update(
             base, moved_champion, tmp_path / "a", on_samples=lambda _, rows: sampled.extend(rows), **changes
         )
-        killed(base, moved_champion, tmp_path / "b", 5, **changes)
+        _, errors = killed.communicate(timeout=120)
+        assert killed.returncode == -signal.SIGKILL, errors.decode()[-2000:]
         kept = sorted(p.name for p in (tmp_path / "b").glob("checkpoint-*"))
         assert kept == ["checkpoint-4"]
         result = update(
