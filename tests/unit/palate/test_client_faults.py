@@ -352,8 +352,9 @@ def test_a_process_without_free_descriptors_goes_on(place: Place):
         place.events,
         place.spill,
     )
-    assert (done.returncode) == 0, done.stderr
-    assert place.ids() == names(range(5))
+    assert done.returncode == 0, done.stderr
+    # A write that failed after its lines were down is made again: none is lost, and ingest drops what came twice.
+    assert sorted(set(place.ids())) == names(range(5))
 
 
 PRELOADED = """
