@@ -89,8 +89,11 @@ def test_live_replies_and_words_train_from_the_same_log(
     )
     assert palate("ingest", str(events), *options).code == 0
     assert palate("build", *options).code == 0
-    for method, row in (("online", "reward"), ("words", "hindsight_loss"), ("mix", "words_rows")):
-        done = palate("train", "--json", *options, "--set", f"train.method={method}")
+    for method, row, processes in (
+        ("online", "reward", 1), ("words", "hindsight_loss", 2), ("mix", "words_rows", 1)
+    ):  # fmt: skip
+        how = ["--set", f"train.method={method}", "--set", f"train.hardware.processes={processes}"]
+        done = palate("train", "--json", *options, *how)
         assert done.code == 0, done.err
         results = list((tmp_path / ".palate/updates").glob("*/update/result.json"))
         (result,) = [path for path in results if row in json.loads(path.read_text())["metrics"]]
