@@ -40,22 +40,20 @@ from promises import Check, finish
 from rewards_data import ROOT
 from rich.console import Console
 from rich.table import Table
+from updates_speed_rows import PAIRS, PROMPTS, dataset
 from updates_speed_sides import (
     BARE,
     EPOCHS,
     GROUP,
     LAYERS,
-    PAIRS,
     PALATE,
-    PROMPTS,
     REPLAY,
     SEED,
     STEPS,
     TRL,
     Measured,
     Spec,
-    dataset,
-)  # fmt: skip
+)
 
 SIDES = (PALATE, TRL, BARE)
 MIN_RATIO, MAX_APART, MAX_LEAD_APART = {"dpo": 1.8, "kto": 1.8, "grpo": 1.4}, 0.02, 0.3

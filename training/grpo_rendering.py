@@ -28,7 +28,7 @@ def attempt_prompt(
     settings: RenderSettings,
     tools: Sequence[Mapping[str, Any]] | None = None,
     logged_ids: Sequence[int] | None = None,
-) -> tuple[Rendered, list[Message]] | NotRendered:
+) -> tuple[Rendered, list[dict[str, Any]]] | NotRendered:
     """A prompt as tokens, with the messages that are left of it, or why there are none.
 
     Ids that were logged stand for the whole prompt even where the template cannot show it: they were served.
@@ -55,15 +55,18 @@ def attempt_prompt(
         whole = _tokens(template, ways[0])
         notes |= lacking[0] | ({OTHER_PROMPT} if logged is not None and logged != whole else set())
         if logged is not None and fits:
-            return _made(logged, ways[0], notes), list(messages)
+            return _made(logged, ways[0], notes), [dict(m) for m in messages]
         number, ids = _shortest_cut(template, ways, logged or whole, settings)
     except Unrenderable as problem:
         if logged is not None and fits:
-            return _made(logged, Cut([], 0), notes | {problem.reason, OTHER_PROMPT}), list(messages)
+            return _made(logged, Cut([], 0), notes | {problem.reason, OTHER_PROMPT}), [
+                dict(m) for m in messages
+            ]
         return NotRendered(problem.reason)
     if ids is None:
         return NotRendered(TOO_LONG)
-    return _made(ids, ways[number], notes - {OTHER_PROMPT}), list(cuts(messages)[number].messages)
+    left = [dict(m) for m in cuts(messages)[number].messages]
+    return _made(ids, ways[number], notes - {OTHER_PROMPT}), left
 
 
 def _usable(

@@ -164,7 +164,7 @@ def _against_heldout(history: Sequence[Seen], settings: HackingSettings, level: 
         settings.heldout_drop,
         f"over {len(recent)} steps the reward rose by {up[0] * span:.2f} and the held-out scorer fell by {drop:.2f} "
         "standard deviations of the champion's replies",
-        "look at the sampled replies; weigh the reward less, raise [train.grpo] beta, or gather preferences that "
+        "look at the sampled replies; weigh the reward less, raise the pull towards the champion (beta, kl_weight), or gather preferences that "
         "tell such replies apart",
     )
 
@@ -209,7 +209,7 @@ def _left_limits(history: Sequence[Seen], settings: HackingSettings, name: str, 
         f"mean {what}: {start:.2f} by the champion, {now:.2f} in the last {min(settings.recent, len(history))} steps "
         f"(chance alone: up to {unsure:.2f})",
         f"look at the sampled replies; add a guard or a rule against it, or allow more with "
-        f"[train.grpo.hacking] {name}",
+        f"the setting {name} of hacking in [train]",
     )
 
 

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 from training.grpo_prompts import Prompt, Row, choose
 from training.grpo_rendering import attempt_prompt
-from training.hacking import HELDOUT, REWARD, Alarm, Seen, decide, error_of, seen_of, text_features
+from training.hacking import EVIDENCE, HELDOUT, REWARD, Alarm, Seen, decide, error_of, seen_of, text_features
 from training.hardware import world
 from training.rendering import RenderSettings
 from training.rollout.engine import Engine, Member, Sampling
@@ -56,20 +56,19 @@ class Watching(TrainerCallback):
         self.alarm: Alarm | None = None
         self.samples_s = 0.0
 
-    def on_train_begin(self, _args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         """The champion's own replies are what later ones are compared with."""
         if not any(WATCHED in entry for entry in state.log_history):
             state.log_history.append({"step": 0})
-            self._look(model, state, control)
+            self._look(given["model"], state, control)
 
-    def on_log(
-        self, _args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **_: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         """After every so many steps, and after the last one."""
         step = state.global_step
         due = step % self.settings.every_steps == 0 or step == state.max_steps
-        if logs and "loss" in logs and due and math.isfinite(logs["loss"]):
-            self._look(model, state, control)
+        logs = given.get("logs") or {}
+        if "loss" in logs and due and math.isfinite(logs["loss"]):
+            self._look(given["model"], state, control)
 
     def _look(self, model: Any, state: Any, control: Any) -> None:
         """Sample, note in the newest entry of the log, and stop the run if need be.
@@ -98,7 +97,7 @@ class Watching(TrainerCallback):
         self.alarm = decide([*history, seen], self.settings.hacking, looks)
         if self.alarm is not None:
             if self.settings.hacking.action == "raise":
-                raise error_of(self.alarm)
+                raise error_of(self.alarm, self.run.output / EVIDENCE)
             control.should_training_stop = True
 
     def _replies(self, model: Any, step: int) -> tuple[list[Member], list[str]]:

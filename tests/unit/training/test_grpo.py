@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from feedback.served import SERVED
+from tests.unit.reward_models import made
 from tests.unit.training.grpo_case import SMALL, Scores, ending_base, prompts, update
 from tests.unit.training.test_adapter import contents
 from training import grpo
@@ -310,10 +311,8 @@ def test_a_prompt_that_is_too_long_is_cut_and_counted(
     base: Path, fresh_champion: Path, tmp_path: Path
 ) -> None:
     said = [{"role": role, "content": "Tell me. " * 9} for role in ("user", "assistant")]
-    rows = prompts(8, prompt=[*said, {"role": "user", "content": "And now? ☂"}])
-    rows = rows.set_column(
-        rows.schema.get_field_index("prompt_key"), "prompt_key", pa.array([f"p{n}" for n in range(8)])
-    )
+    asked = [*said, {"role": "user", "content": "And now? ☂"}]
+    rows = made.table([made.row(n, prompt=asked) for n in range(8)])
     samples: list[dict[str, Any]] = []
     given = {"rows": rows, "steps": 1, "max_prompt_tokens": 40}
     result = update(
