@@ -44,7 +44,7 @@ def test_an_error_of_the_processes_is_the_error_of_the_call(
     champion = Champion(tiny_base, "test:tiny", moved_champion)
     data = Data(shorter_wins(3), SERVED.empty_table())
     with pytest.raises(NotEnoughPreferences, match="min_pairs") as caught:
-        launch.train("dpo", CONFIG, champion, data, Run(tmp_path, 7, hardware=TWO))
+        launch.train("dpo", CONFIG, champion, data, Run(tmp_path, 7))  # in a process of its own, too
     assert caught.value.exit_code == 4
 
 
