@@ -52,11 +52,14 @@ _ROWS = {**_SHARED, "batch_rows": 8, "micro_batch_rows": 8, "max_rows": 128}
 METHODS: dict[str, dict[str, Any]] = {
     "words": {**_SHARED, "batch_rows": 4, "micro_batch_rows": 4, "max_rows": 64},
     "dpo": {**_SHARED, "batch_pairs": 4, "micro_batch_pairs": 4, "max_pairs": 48, "sft_weight": 0.5},
-    "kto": {**_ROWS, "epochs": 2},
-    "online": {**_ROWS, "epochs": 2, "clip_low": 0.5, "clip_high": 1.0, "kl_weight": 0.02, "silence": None},
+    "kto": {**_ROWS, "max_rows": 96},
+    "online": {
+        **_ROWS, "max_rows": 112, "epochs": 2, "learning_rate": 1.5e-3, "clip_low": 0.5, "clip_high": 1.0,
+        "kl_weight": 0.02, "silence": None,
+    },
     "grpo": {
         "learning_rate": 1e-3, "warmup_share": 0.0, "beta": 0.02, "steps": 10, "prompts_per_step": 4,
-        "group_size": 6, "micro_batch": 8, "temperature": 0.7, "max_new_tokens": 24,
+        "group_size": 5, "micro_batch": 10, "temperature": 0.7, "max_new_tokens": 24,
     },
 }  # fmt: skip
 """Method to its settings in `[train.<method>]`."""
@@ -103,6 +106,7 @@ def one_seed(seed: int, methods: Sequence[str], folder: Path) -> dict[str, Any]:
                 folder / "turned-update",
             )
             watch.lap("turned")
+        print(method, figures["methods"][method], figures.get("turned"), file=sys.stderr, flush=True)
     return {**figures, "seconds": watch.seconds}
 
 
