@@ -8,7 +8,9 @@ from promises import suite
 
 PARTS = {
     "speed": ["updates_speed.py"],
-    "what users feel": ["updates_learn.py"],
+    "what users feel, and a taste that turns": ["updates_learn.py"],
+    "shuffled labels": ["updates_shuffled.py"],
+    "people's rankings": ["updates_oasst.py"],
 }
 
 if __name__ == "__main__":
