@@ -51,7 +51,10 @@ _SHARED = {"schedule": "linear", "warmup_share": 0.0, "max_tokens": 192, "learni
 _ROWS = {**_SHARED, "batch_rows": 8, "micro_batch_rows": 8, "max_rows": 128}
 METHODS: dict[str, dict[str, Any]] = {
     "words": {**_SHARED, "batch_rows": 4, "micro_batch_rows": 4, "max_rows": 64},
-    "dpo": {**_SHARED, "batch_pairs": 4, "micro_batch_pairs": 4, "max_pairs": 48, "sft_weight": 1.0, "kl_weight": 0.1, "learning_rate": 5e-4},
+    "dpo": {
+        **_SHARED, "batch_pairs": 4, "micro_batch_pairs": 4, "max_pairs": 48, "sft_weight": 1.0, "kl_weight": 0.1,
+        "learning_rate": 5e-4,
+    },
     "kto": {**_ROWS, "max_rows": 96},
     "online": {
         **_ROWS, "max_rows": 112, "epochs": 2, "learning_rate": 1.5e-3, "clip_low": 0.5, "clip_high": 1.0,
