@@ -164,8 +164,8 @@ def _against_heldout(history: Sequence[Seen], settings: HackingSettings, level: 
         settings.heldout_drop,
         f"over {len(recent)} steps the reward rose by {up[0] * span:.2f} and the held-out scorer fell by {drop:.2f} "
         "standard deviations of the champion's replies",
-        "look at the sampled replies; weigh the reward less, raise the pull towards the champion (beta, kl_weight), or gather preferences that "
-        "tell such replies apart",
+        "look at the sampled replies; weigh the reward less, raise the pull towards the champion (beta, kl_weight), or "
+        "gather preferences that tell such replies apart",
     )
 
 
