@@ -140,5 +140,5 @@ def test_the_error_says_what_was_seen_and_what_is_allowed() -> None:
     assert (
         "words in a reply" in str(error)
         and "Allowed" in str(error)
-        and "[train.grpo.hacking] words" in str(error)
+        and "the setting words of hacking" in str(error)
     )
