@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipelines.dataset import Dataset
     from rollout.connection import Registry
     from rollout.reward_registry import Role
+    from training.hardware import Hardware
     from training.probe import Duration, Probe, Size, Told
 
 CHECKPOINTS = 3
@@ -148,9 +149,9 @@ def _generations(
     return probe_grpo.size(config, found.prompts, tried), tried
 
 
-def _hardware(context: Context) -> Any:
-    """The table `[train.hardware]`, where the settings have one."""
-    return getattr(context.project.train, "hardware", None)
+def _hardware(context: Context) -> Hardware:
+    """The table `[train.hardware]` for the one process that tries the steps."""
+    return context.project.train.hardware.alone()
 
 
 def _needs_one(context: Context) -> bool:

@@ -19,9 +19,9 @@ from pydantic import Field, model_validator
 
 from training.encoding import AsServed, Encoder
 from training.errors import NotEnoughPreferences
-from training.fit import RESULT, fit
+from training.fit import fit
 from training.pairs import Chosen, choose_pairs, mean_one
-from training.result import TrainResult, read_result
+from training.result import RESULT, TrainResult, read_result
 from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
 

@@ -17,7 +17,15 @@ from training.hacking import RewardHacked
 from training.hardware import Hardware, is_main, refuse_unfit, refuse_whole, sharding, together
 from training.leash import Leash
 from training.reference import cache_file, reference_logprobs
-from training.result import TrainResult, last_complete_checkpoint, read_result, write_alarm, write_result
+from training.result import (
+    PROCESSES,
+    RESULT,
+    TrainResult,
+    last_complete_checkpoint,
+    read_result,
+    write_alarm,
+    write_result,
+)
 from training.settings import UpdateSettings
 from training.update import Champion, Data, Run
 
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
     from training.policy_trainer import Item, Objective, PolicyTrainer
 
 log = logging.getLogger(__name__)
-RESULT = "result.json"
 
 
 def load_champion(champion: Champion, hardware: Hardware | None = None, processes: int = 1) -> Any:
@@ -141,7 +148,7 @@ def _finished(
         shutil.rmtree(checkpoint, ignore_errors=True)
     if _cache(run) != run.cache:
         shutil.rmtree(_cache(run), ignore_errors=True)
-    shutil.rmtree(run.output / "processes", ignore_errors=True)
+    shutil.rmtree(run.output / PROCESSES, ignore_errors=True)
     return result
 
 

@@ -33,7 +33,7 @@ from training.errors import NotEnoughPreferences
 from training.full_disk import stops_when_full
 from training.grpo_prompts import Chat, Chosen, Row, choose
 from training.hacking import HackingSettings, RewardHacked
-from training.result import TrainResult, last_complete_checkpoint, read_result, write_alarm
+from training.result import RESULT, TrainResult, last_complete_checkpoint, read_result, write_alarm
 from training.reward_sources import RewardError, RewardSettings, sources_of
 from training.update import Champion, Data, Need, Run
 
@@ -159,7 +159,7 @@ def train(config: Config, champion: Champion, data: Data, scorer: Scorer | None,
         TrainingError: nothing to learn from, a reward that never works, a loss or weight that is not finite, or a full
             disk.
     """
-    done = run.output / "result.json"
+    done = run.output / RESULT
     if done.is_file():
         return read_result(done)
     sources = sources_of(config.rewards, scorer)

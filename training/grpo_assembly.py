@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from training.grpo_prompts import Chosen, scheduled
 from training.grpo_rollout import Rollouts
 from training.reward_sources import Source
-from training.rollout.engine import Engine, Sampling
+from training.rollout.engine import Engine, Sampling, ends_of
 from training.update import Champion, Run
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def assembled(
         return trainer
     sampling = Sampling(
         max_new_tokens=config.max_new_tokens,
-        ends=_ends(model, tokenizer),
+        ends=ends_of(model, tokenizer),
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
@@ -94,10 +94,3 @@ def _rows(config: Config, chosen: Chosen, seed: int) -> list[dict[str, Any]]:
         for p in chosen.prompts
     ]
     return [{"prompt": simple[i], "place": i} for i in places]
-
-
-def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a turn: the tokenizer's, and those the model's generation config names."""
-    configured = model.generation_config.eos_token_id
-    several = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(i) for i in [tokenizer.eos_token_id, *several] if i is not None}))

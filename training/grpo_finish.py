@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from training.adapter import save_adapter
 from training.errors import TrainingError
 from training.hacking import RewardHacked
-from training.result import TrainResult, write_result
+from training.result import RESULT, TrainResult, write_result
 
 if TYPE_CHECKING:
     from training.grpo import Config
@@ -53,7 +53,7 @@ def finished(
             f"hacked/{hacked.alarm.quantity}": hacked.alarm.change,
         }
     result = TrainResult(run.output / "adapter", metrics, curve, chosen.left_out)
-    write_result(run.output / "result.json", result)
+    write_result(run.output / RESULT, result)
     for checkpoint in run.output.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
     (run.output / "README.md").unlink(missing_ok=True)  # TRL's model card of the checkpoints

@@ -12,7 +12,8 @@ import numpy as np
 from training.errors import TrainingError
 from training.grpo_groups import Paid, paid, replies_of, sample_rows, summary
 from training.grpo_prompts import Prompt, draw_seed, refills, scheduled
-from training.hacking import EVIDENCE, HELDOUT, REWARD, Seen, decide, error_of, seen_of, text_features
+from training.hacking import HELDOUT, REWARD, Seen, decide, error_of, seen_of, text_features
+from training.result import EVIDENCE
 from training.reward_sources import RewardError, Source, scored
 from training.rollout.engine import Engine, Sampling
 

@@ -36,8 +36,6 @@ from training.errors import TrainingError
 from training.reward_sources_rules import repeated_share, words
 
 REWARD, HELDOUT = "reward", "heldout"
-EVIDENCE = "hacked.json"
-"""File of a stopped update that says why, and what every step was like until then."""
 FEATURES = ("words", "question_share", "repetition", "hedge_share")
 _QUESTION_ENDS = ("?", "？", "؟")
 

@@ -61,6 +61,10 @@ class Hardware(BaseModel):
         """Whether no process holds the whole model."""
         return self.fsdp_size > 1
 
+    def alone(self) -> Hardware:
+        """The same precision in one process, which holds the model whole."""
+        return self.model_copy(update={"processes": 1, "fsdp_size": 1, "ep_size": 1})
+
     def in_bf16(self) -> bool:
         """Whether forward passes run in bfloat16 here."""
         from reward_models.hardware import fast_bf16

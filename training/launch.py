@@ -23,11 +23,9 @@ from pydantic import BaseModel
 
 from training.errors import NotEnoughPreferences, TrainingError
 from training.hardware import Hardware, refuse_unfit
-from training.result import TrainResult, read_result
+from training.result import PROCESSES, RESULT, TrainResult, read_result
 from training.update import Champion, Data, Run, method
 
-RESULT = "result.json"
-FOLDER = "processes"
 _KEPT_LINES = 30
 ERRORS: dict[str, type[TrainingError]] = {"NotEnoughPreferences": NotEnoughPreferences}
 """Errors of a process that keep their class, and with it their exit code."""
@@ -73,7 +71,7 @@ def train(name: str, config: BaseModel, champion: Champion, data: Data, run: Run
 
 
 def _write(name: str, config: BaseModel, champion: Champion, data: Data, run: Run) -> Path:
-    folder = run.output / FOLDER
+    folder = run.output / PROCESSES
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(data.preferences, folder / "preferences.parquet")
     pq.write_table(data.served, folder / "served.parquet")

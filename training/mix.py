@@ -12,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -20,10 +21,10 @@ from pydantic import Field, field_validator
 from training import dpo, kto, online, words
 from training.dpo import Config as DPOConfig
 from training.errors import NotEnoughPreferences
-from training.fit import RESULT, fit
+from training.fit import fit
 from training.kto import Config as KTOConfig
 from training.online import Config as OnlineConfig
-from training.result import TrainResult, read_result
+from training.result import RESULT, TrainResult, read_result
 from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run
 from training.words import Config as WordsConfig
@@ -83,28 +84,52 @@ def train(
     """
     if (run.output / RESULT).is_file():
         return read_result(run.output / RESULT)
-    parts, left_out = _parts(config, champion, data, run.seed)
-    shares = {name: config.shares[name] for name in parts}
-    shares = {name: share / sum(shares.values()) for name, share in shares.items()}
-    items = [item for name in parts for item in parts[name]]
-    steps = put_together(items, shares, config, run.seed)
-    rows = {f"{name}_rows": float(len(part)) for name, part in parts.items()}
-    # The steps already hold `epochs` passes over the rows: they are gone through once.
+    mixed = prepared(config, champion, data, run.seed)
+    rows = Counter(f"{item.part}_rows" for item in mixed.items)
     return fit(
-        config.model_copy(update={"epochs": 1.0}),
+        mixed.settings,
         champion,
         run,
-        items,
-        Mixed(config, shares),
+        mixed.items,
+        mixed.objective,
         per_step=1,
         micro_batch=config.micro_batch_rows,
-        metrics={"rows": float(len(items)), **rows},
-        left_out=left_out,
-        check=lambda known: _check(config, known),
-        steps=steps,
+        metrics={"rows": float(len(mixed.items)), **{name: float(n) for name, n in rows.items()}},
+        left_out=mixed.left_out,
+        check=mixed.check,
+        steps=mixed.steps,
         data=data,
         scorer=scorer,
     )
+
+
+class Prepared(NamedTuple):
+    """A mixed update before anything is trained."""
+
+    settings: Config
+    """Those of its steps: they already hold `epochs` passes over the rows, and are gone through once."""
+    items: list[Item]
+    objective: Mixed
+    steps: list[list[int]]
+    """Places of the items of each optimizer step."""
+    left_out: dict[str, int]
+    check: Callable[[Sequence[Item]], dict[str, float]]
+    """What is asked of the items once their references are known."""
+
+
+def prepared(config: Config, champion: Champion, data: Data, seed: int) -> Prepared:
+    """Find the rows of each method, share out the loss, and put the steps together.
+
+    Raises:
+        NotEnoughPreferences: no method has enough rows.
+    """
+    parts, left_out = _parts(config, champion, data, seed)
+    shares = {name: config.shares[name] for name in parts}
+    shares = {name: share / sum(shares.values()) for name, share in shares.items()}
+    items = [item for name in parts for item in parts[name]]
+    steps = put_together(items, shares, config, seed)
+    once = config.model_copy(update={"epochs": 1.0})
+    return Prepared(once, items, Mixed(config, shares), steps, left_out, partial(_check, config))
 
 
 def _parts(

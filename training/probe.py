@@ -13,7 +13,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.errors import TrainingError
+from training.hardware import Hardware
 from training.probe_memory import Memory
 from training.sequences import batches_by_length
 from training.settings import UpdateSettings
@@ -57,8 +58,8 @@ class Work:
     """Places of the items of each step, where the method puts its steps together itself."""
     check: Callable[[Sequence[Item]], dict[str, float]] | None = None
     """What the method asks of its items once their references are known."""
-    hardware: Any = None
-    """What the run is told of its hardware, where it is told."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Of the process that tries it."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from training import grpo
 from training.grpo_prompts import Chosen, Prompt
+from training.hardware import Hardware
 from training.probe import STEPS, Probe, Size, Step, Told, apart
 from training.update import Champion, Data, Run
 
@@ -35,8 +35,8 @@ class Sampled:
     cache: Path | None
     """Directory of embeddings."""
     seed: int
-    hardware: Any = None
-    """What the run is told of its hardware, where it is told."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Of the process that tries it."""
 
 
 class _Enough(Exception):
@@ -97,7 +97,7 @@ def attempt(work: Sampled, folder: Path, started: float, tell: Told) -> Probe:
     """Sample, pay and learn from three generations in the process at hand."""
     from reward_models.scorer import load
     from training.probe_memory import before, memory
-    from training.probe_steps import checkpoint, quiet, told_of
+    from training.probe_steps import checkpoint, quiet
 
     quiet()
     found = before()
@@ -106,7 +106,7 @@ def attempt(work: Sampled, folder: Path, started: float, tell: Told) -> Probe:
         for each in (work.scorer, work.heldout)
     )
     clock = _Clock(work.config.iterations, tell)
-    run = Run(folder, work.seed, heldout=heldout, on_step=clock.step, **told_of(work.hardware))
+    run = Run(folder, work.seed, heldout=heldout, on_step=clock.step, hardware=work.hardware)
     with contextlib.suppress(_Enough):
         grpo.train(_short(work.config), work.champion, work.data, scorer, run)
     on_disk, optimizer = checkpoint(folder)

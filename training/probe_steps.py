@@ -49,7 +49,7 @@ def attempt(work: Work, folder: Path, started: float, tell: Told) -> Probe:
     fit(
         settings,
         work.champion,
-        Run(folder, work.seed, on_step=step, **told_of(work.hardware)),
+        Run(folder, work.seed, on_step=step, hardware=work.hardware),
         work.items,
         watch,
         per_step=1,
@@ -69,11 +69,6 @@ def attempt(work: Work, folder: Path, started: float, tell: Told) -> Probe:
         memory(watch.before, watch.weights, watch.optimizer),
         "; ".join(notes),
     )
-
-
-def told_of(hardware: Any) -> dict[str, Any]:
-    """The hardware as an argument of `Run`, where there is any to tell of."""
-    return {} if hardware is None else {"hardware": hardware}
 
 
 class Watched:

@@ -91,22 +91,19 @@ def _words(config: Any, champion: Champion, data: Data, seed: int) -> Planned:
 def _mix(config: Any, champion: Champion, data: Data, seed: int) -> Planned:
     from training import mix
 
-    parts, left_out = mix._parts(config, champion, data, seed)
-    shares = {name: config.shares[name] for name in parts}
-    shares = {name: share / sum(shares.values()) for name, share in shares.items()}
-    items = [item for name in parts for item in parts[name]]
+    mixed = mix.prepared(config, champion, data, seed)
     work = Work(
-        config.model_copy(update={"epochs": 1.0}),  # the steps already hold `epochs` passes
+        mixed.settings,
         champion,
-        items,
-        mix.Mixed(config, shares),
+        mixed.items,
+        mixed.objective,
         1,
         config.micro_batch_rows,
         seed,
-        steps=mix.put_together(items, shares, config, seed),
-        check=partial(mix._check, config),
+        steps=mixed.steps,
+        check=mixed.check,
     )
-    return work, left_out
+    return work, mixed.left_out
 
 
 ITEMS: dict[str, Callable[[Any, Champion, Data, int], Planned]] = {

@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+RESULT = "result.json"
+"""In an update's directory, once it is done."""
+EVIDENCE = "hacked.json"
+"""There, where a run was stopped because its reward was gamed."""
+PROCESSES = "processes"
+"""There, what the processes of an update were given to read."""
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 
 
@@ -63,7 +69,7 @@ def write_alarm(output: Path, alarm: Any, curve: list[dict[str, float]]) -> Path
         alarm: a dataclass, or None.
         curve: one entry per step.
     """
-    path = output / "hacked.json"
+    path = output / EVIDENCE
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({**(asdict(alarm) if alarm else {}), "curve": curve}, indent=1))
     partial.replace(path)

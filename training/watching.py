@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,11 @@ from transformers import TrainerCallback
 
 from training.grpo_prompts import Prompt, Row, choose
 from training.grpo_rendering import attempt_prompt
-from training.hacking import EVIDENCE, HELDOUT, REWARD, Alarm, Seen, decide, error_of, seen_of, text_features
+from training.hacking import HELDOUT, REWARD, Alarm, Seen, decide, error_of, seen_of, text_features
 from training.hardware import world
 from training.rendering import RenderSettings
-from training.rollout.engine import Engine, Member, Sampling
+from training.result import EVIDENCE
+from training.rollout.engine import Engine, Member, Sampling, ends_of
 
 if TYPE_CHECKING:
     from reward_models.scorer import Scorer
@@ -54,7 +54,7 @@ class Watching(TrainerCallback):
         self.settings, self.prompts, self.engine = settings, prompts, engine
         self.tokenizer, self.scorer, self.run = tokenizer, scorer, run
         self.alarm: Alarm | None = None
-        self.samples_s = 0.0
+        self._owners = [prompt for prompt in prompts for _ in range(settings.replies)]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
         """The champion's own replies are what later ones are compared with."""
@@ -76,7 +76,6 @@ class Watching(TrainerCallback):
         Raises:
             RewardHacked: the reward is being gamed, and that is not only to be marked.
         """
-        started = time.perf_counter()
         members, texts = self._replies(model, state.global_step)
         quantities = {**self._scores(texts), **text_features(texts)}
         seen = seen_of(state.global_step, quantities, self.settings.replies)
@@ -92,7 +91,6 @@ class Watching(TrainerCallback):
             **{f"sampled/{name}": float(np.nanmean(values)) for name, values in quantities.items()},
         }
         self._hand_over(state.global_step, members, texts, quantities)
-        self.samples_s += time.perf_counter() - started
         looks = -(-state.max_steps // self.settings.every_steps) + 1
         self.alarm = decide([*history, seen], self.settings.hacking, looks)
         if self.alarm is not None:
@@ -109,7 +107,7 @@ class Watching(TrainerCallback):
         adapter = get_peft_model_state_dict(policy, adapter_name="default", save_embedding_layers=False)
         self.engine.update(adapter, step)
         sampling = Sampling(
-            self.settings.max_new_tokens, _ends(self.tokenizer, policy), self.settings.temperature
+            self.settings.max_new_tokens, ends_of(policy, self.tokenizer), self.settings.temperature
         )
         asked = [prompt.ids for prompt in self.prompts]
         # The same dice for every look: what differs is the policy.
@@ -118,7 +116,7 @@ class Watching(TrainerCallback):
         return members, self.tokenizer.batch_decode([m.ids for m in members], skip_special_tokens=True)
 
     def _scores(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        owners = [prompt for prompt in self.prompts for _ in range(self.settings.replies)]
+        owners = self._owners
         asked = ([p.messages for p in owners], texts, [p.user_id for p in owners], [p.agent for p in owners])
         scorers = {REWARD: self.scorer, HELDOUT: self.run.heldout}
         return {
@@ -132,7 +130,6 @@ class Watching(TrainerCallback):
     ) -> None:
         if not self.run.on_samples:
             return
-        owners = [prompt for prompt in self.prompts for _ in range(self.settings.replies)]
         reward = quantities.get(REWARD, np.full(len(texts), np.nan))
         self.run.on_samples(
             step,
@@ -148,7 +145,7 @@ class Watching(TrainerCallback):
                     "finished": member.finished,
                     "reward": float(value) if np.isfinite(value) else None,
                 }
-                for prompt, text, member, value in zip(owners, texts, members, reward, strict=True)
+                for prompt, text, member, value in zip(self._owners, texts, members, reward, strict=True)
             ],
         )
 
@@ -198,10 +195,3 @@ def watching(
     dtype = torch.bfloat16 if run.hardware.in_bf16() else torch.float32
     engine = TransformersEngine(champion.base, dtype=dtype)
     return Watching(own, prompts, engine, tokenizer, scorer, run)
-
-
-def _ends(tokenizer: Any, policy: Any) -> tuple[int, ...]:
-    """Token ids that end a reply: what the model's generation settings say, and the tokenizer's own."""
-    said = getattr(policy.generation_config, "eos_token_id", None)
-    known = said if isinstance(said, list) else [said]
-    return tuple(sorted({int(i) for i in (*known, tokenizer.eos_token_id) if i is not None}))

@@ -21,8 +21,8 @@ import orjson
 from pydantic import Field, field_validator
 
 from training.encoding import Encoder
-from training.fit import RESULT, fit
-from training.result import TrainResult, read_result
+from training.fit import fit
+from training.result import RESULT, TrainResult, read_result
 from training.served_rows import Row, ServedRow, choose_served, require
 from training.settings import UpdateSettings
 from training.update import Champion, Data, Need, Run

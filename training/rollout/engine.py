@@ -38,6 +38,13 @@ class Sampling:
     """Whether `top_p` and `top_k` may be used although they bias what is learned."""
 
 
+def ends_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends a turn: the tokenizer's, and those the model's generation config names."""
+    configured = model.generation_config.eos_token_id
+    several = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(i) for i in [tokenizer.eos_token_id, *several] if i is not None}))
+
+
 @dataclass(frozen=True)
 class Member:
     """One completion."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,18 @@ def moved_champion(fresh_champion: Path, tmp_path_factory: pytest.TempPathFactor
     tensors = {k: t + 0.1 * torch.randn_like(t) for k, t in load_file(file).items()}
     save_file(tensors, file, {"format": "pt"})
     return output
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield disk
+    finally:
+        # Lazily: the traceback of a failed write still holds its file open.
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from feedback.served import SERVED
 from tests.unit.reward_models.made import shorter_wins
+from tests.unit.training.full_disks import PAGE, fill
 from tests.unit.training.test_adapter import contents
 from tests.unit.training.test_dpo import CONFIG, update
 from training import dpo
@@ -39,7 +40,6 @@ FILES = (
     "trainer_state.json",
 )
 """Of a checkpoint, in the order in which they are written."""
-PAGE = 4096
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +47,6 @@ def undisturbed(
     tiny_base: Path, moved_champion: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> TrainResult:
     return update(tiny_base, moved_champion, tmp_path_factory.mktemp("undisturbed"))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield disk
-    finally:
-        # Lazily: the traceback of a failed write still holds its file open.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(disk: Path, *, leave: int) -> Path:
-    """A file that takes all room but so many pages."""
-    ballast = disk / "ballast"
-    free = os.statvfs(disk).f_bavail - leave
-    ballast.write_bytes(b"x" * (free * PAGE))
-    return ballast
 
 
 def pages_before(checkpoint: Path, target: str) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.unit.training.full_disks import fill
 from tests.unit.training.grpo_case import ending_base, update
 from tests.unit.training.test_adapter import contents
 from training.errors import TrainingError
 from training.result import TrainResult
 
-PAGE = 4096
 SHORT = {"steps": 4, "save_every_steps": 2, "prompts_per_step": 2, "group_size": 2}
 
 
@@ -26,29 +23,6 @@ def base(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(base: Path, moved_champion: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return update(base, moved_champion, tmp_path_factory.mktemp("undisturbed"), **SHORT)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield disk
-    finally:
-        # Lazily: the traceback of a failed write still holds its file open.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(disk: Path, *, leave: int) -> Path:
-    """A file that takes all room but so many pages."""
-    ballast = disk / "ballast"
-    free = os.statvfs(disk).f_bavail - leave
-    ballast.write_bytes(b"x" * (free * PAGE))
-    return ballast
 
 
 @pytest.mark.parametrize("leave", [2, 40])

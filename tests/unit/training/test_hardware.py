@@ -159,6 +159,13 @@ def test_sizes_that_do_not_divide_are_refused(sizes: dict[str, int]) -> None:
         Hardware(**sizes)
 
 
+def test_one_process_can_try_what_several_are_to_do() -> None:
+    """`palate plan` tries its steps in one process, whatever the update is to run on."""
+    alone = Hardware(processes=8, fsdp_size=4, ep_size=2, bf16="off").alone()
+    assert alone == Hardware(bf16="off")
+    refuse_unfit(alone, processes=1, method="words", environment={})
+
+
 def test_each_process_has_as_many_passes_and_every_row_counts_once() -> None:
     lengths = [5, 9, 1, 7, 3, 8, 2]
     shares = [own_batches(lengths, 2, rank, 3) for rank in range(3)]
