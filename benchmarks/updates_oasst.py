@@ -18,7 +18,6 @@ the table then says so.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +27,10 @@ from typing import Any
 
 import numpy as np
 from promises import finish
-from rewards_data import ROOT, shared
+from rewards_data import ROOT
 from rich.console import Console
 from rich.table import Table
-from updates_speed_rows import unpaired
+from updates_speed_rows import trees, unpaired
 
 ROWS, HELDOUT, MAX_TOKENS = 48, 48, 192
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,18 +48,6 @@ NOT_HERE = {
     "words": "no corrections and no next messages about a reply",
     "grpo": "nobody judges new replies: a reward model of the same trees would be both teacher and judge",
 }
-
-
-def dataset(folder: Path) -> Any:
-    """The dataset of the trees, built as a run builds it."""
-    from pipelines.dataset import load
-
-    options = ["--config", str(ROOT / "conf/oasst.toml"), "--set", f"workspace.dir={folder}"]
-    command = str(Path(sys.executable).with_name("palate"))
-    source = shared("oasst_en_100") / "en_100_tree.jsonl"
-    for part in (["ingest", "--input", str(source)], ["build"]):
-        subprocess.run([command, *part, *options], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-    return load(folder, None)
 
 
 def short_pairs(rows: Any, most: int) -> Any:
@@ -123,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = dataset(folder / "oasst")
+        data = trees(folder / "oasst")
         train, test = short_pairs(data.rows("train"), 10**6), short_pairs(data.rows("test"), HELDOUT)
         champion = new_adapter(base, "bench", folder / "champion", LoraSettings(last_layers=15), 0)
         before = logprobs(base, champion, test)

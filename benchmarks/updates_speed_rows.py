@@ -13,12 +13,8 @@ PAIRS, PROMPTS = 16, 2
 SHORT = {"role": "system", "content": "You are a personal assistant. Answer in one or two short sentences."}
 
 
-def dataset(folder: Path) -> Path:
-    """The first short pairs of people's rankings, as a Parquet file of PREFERENCES."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
+def trees(folder: Path) -> Any:
+    """The dataset of people's rankings, built in `folder` as a run builds it."""
     from pipelines.dataset import load
 
     options = ["--config", str(ROOT / "conf/oasst.toml"), "--set", f"workspace.dir={folder}"]
@@ -26,7 +22,16 @@ def dataset(folder: Path) -> Path:
     source = shared("oasst_en_100") / "en_100_tree.jsonl"
     for part in (["ingest", "--input", str(source)], ["build"]):
         subprocess.run([command, *part, *options], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-    rows = load(folder, None).rows("train")
+    return load(folder, None)
+
+
+def dataset(folder: Path) -> Path:
+    """The first short pairs of people's rankings, as a Parquet file of PREFERENCES."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    rows = trees(folder).rows("train")
     short = pc.less(pc.add(pc.utf8_length(rows["chosen"]), pc.utf8_length(rows["rejected"])), 900)
     decided = pc.and_(pc.is_valid(rows["rejected"]), pc.greater(rows["margin"], 0))
     asked = pa.array([sum(len(m["content"]) for m in p) < 300 for p in rows["prompt"].to_pylist()])
